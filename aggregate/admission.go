@@ -50,7 +50,7 @@ func racksNeed(p *Place, window, chunkBytes int) Need {
 	}
 	others := p.Racks - 1
 	return Need{
-		Bytes: uplink.BuffersBytes(window, chunkBytes, p.Racks, p.Buddies) +
+		Bytes: uplink.BuffersBytes(window, chunkBytes, p) +
 			int64(others)*(uplink.SlotsBytes(window, chunkBytes)+connectionHeap),
 		Connections: others, Regions: 1 + others,
 	}
@@ -68,8 +68,12 @@ func (e *Engine) MaxConns() int {
 // TensorsNeed returns the need of tensors of so many elements in a job.
 func (e *Engine) TensorsNeed(c JobConfig, elems []uint64) Need {
 	arrays, kept := c.arrays()[1], 0
+	// Of every chunk, although another rack may keep its state.
 	if c.Compress.Down.ID != codec.Raw {
-		kept = 1 // of every chunk, although another rack may keep its state
+		kept++
+	}
+	if c.Place != nil && c.Place.Coded() {
+		kept++
 	}
 	n, planned, parameters := Need{}, int64(0), int64(0)
 	perChunk := uint64(c.ChunkBytes / 4)

@@ -279,8 +279,8 @@ func (c *JobConfig) storeConfig() store.Config {
 	}
 	s.Direct = s.Direct && !s.CodesAnswers()
 	if c.Place != nil {
-		s.Core, s.History = c.Place.CoreType(), c.Place.Buddies
-		s.Direct = s.Direct && s.Core == chunk.F32
+		s.Core, s.History, s.CodesCore = c.Place.CoreType(), c.Place.Buddies, c.Place.Coded()
+		s.Direct = s.Direct && s.Core == chunk.F32 && !s.CodesCore
 	}
 	if c.Outer != (diloco.Optimizer{}) {
 		s.Scale = float64(c.total()) / float64(c.Workers)

@@ -186,7 +186,7 @@ func (j *Job) results(l *Lane, bytes int64, access verbs.Access) (*store.Region,
 
 func (j *Job) raise(s *shard.Shard, l *Lane, scratch *shard.Scratch) (*uplink.Uplink, error) {
 	c, st := &j.config, s.Store
-	bytes := uplink.BuffersBytes(j.site.window, c.ChunkBytes, c.Place.Racks, c.Place.Buddies)
+	bytes := uplink.BuffersBytes(j.site.window, c.ChunkBytes, c.Place)
 	region, err := j.results(l, bytes, verbs.AccessLocalWrite|verbs.AccessRemoteWrite)
 	if err != nil {
 		return nil, err

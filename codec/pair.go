@@ -44,6 +44,12 @@ func ParsePair(text string, answers bool) (p Pair, err error) {
 // Dense reports whether a codec keeps every element, in 4 bits or more.
 func (s Spec) Dense() bool { return s.ID == Raw || table[s.ID].bits >= 4 }
 
+// Share returns the share of a chunk's bytes in f32 that the longer of the two payloads has.
+func (p Pair) Share() float64 {
+	const elems = 8192 // of a chunk of the usual size
+	return float64(max(p.Up.Bytes(elems), p.Down.Bytes(elems))) / (4 * elems)
+}
+
 func (p Pair) String() string {
 	if p == (Pair{}) {
 		return "none"

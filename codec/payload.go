@@ -109,6 +109,15 @@ func (s Spec) Encode(p []byte, g, residual []float32, factor float32, key Key) i
 	return n
 }
 
+// Factor returns the factor of a residual that is sent at another rate than it was left at. A rate is the learning rate times the
+// scale of the gradients. The factor is 1 unless both are known.
+func Factor(was, rate float32) float32 {
+	if f := abs(was / rate); f >= 0x1p-126 && f <= math.MaxFloat32 {
+		return was / rate
+	}
+	return 1
+}
+
 // EncodeChange writes the payload of x = w - reference to p, as [Spec.Encode] does, and adds the payload's values to the reference.
 // If x has an element that is not finite, or of 2^126 or more, or the codec does not make x shorter, EncodeChange sends w, raw,
 // which becomes the reference.

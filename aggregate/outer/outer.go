@@ -73,13 +73,17 @@ func (r *Rounds) Sum(c *store.Chunk, src kernel.Sources, out uint64) {
 	// SGD with a rate of 1 subtracts the gradient, which here is the parameters.
 	kernel.Convert(k.ISA, out, kernel.F32, r.last(c), kernel.F32, uint64(c.Elems), false)
 	r.one[0] = c.Addr
-	k.RunOn(c, kernel.Update{W: out, Rule: uint8(optim.SGDTorch), Scalar: r.difference}, r.one[:], nil, kernel.F32)
+	own := kernel.From(r.one[:], kernel.F32)
+	k.RunOn(c, kernel.Update{W: out, Rule: uint8(optim.SGDTorch), Scalar: r.difference}, own, nil, kernel.F32)
 	r.one[0] = out
-	k.RunOn(c, kernel.Update{Rule: uint8(optim.Sum), Scalar: r.weight}, r.one[:], r.one[:], kernel.F32)
+	k.RunOn(c, kernel.Update{Rule: uint8(optim.Sum), Scalar: r.weight}, own, r.one[:], kernel.F32)
 }
 
+// Base returns the address of the parameters of the last round.
+func (r *Rounds) Base(c *store.Chunk) uint64 { return r.last(c) }
+
 // Result runs the outer optimizer over the racks' sums, and writes its parameters, in the wire's type, to result.
-func (r *Rounds) Result(c *store.Chunk, sums []uint64, result, _ uint64) {
+func (r *Rounds) Result(c *store.Chunk, sums kernel.Sources, result, _ uint64) {
 	u := kernel.Update{W: r.array(c, 0), Rule: uint8(r.rule), Scalar: r.step}
 	for i := range r.states {
 		u.State[i] = r.array(c, 1+i)

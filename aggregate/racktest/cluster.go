@@ -34,7 +34,7 @@ func OpenCluster(t hierarchy.Topology, racks []Config) (c *Cluster, err error) {
 	}()
 	for i, cfg := range racks {
 		own := above
-		own.Rack, own.Core, own.Buddies = i, cfg.Core, cfg.Buddies
+		own.Rack, own.Core, own.Codecs, own.Buddies = i, cfg.Core, cfg.CoreCodecs, cfg.Buddies
 		cfg.Job.Place, cfg.FirstRank = &own, 0
 		for _, w := range above.Workers[:i] {
 			cfg.FirstRank += w

@@ -36,8 +36,5 @@ func (k *codecs) factor(t int, rate float32) float32 {
 		return 1
 	}
 	k.rates[t] = rate
-	if f := was / rate; math.Abs(float64(f)) >= 0x1p-126 && math.Abs(float64(f)) <= math.MaxFloat32 {
-		return f
-	}
-	return 1
+	return codec.Factor(was, rate)
 }

@@ -31,6 +31,7 @@ type Config struct {
 	Shuffle    uint64            // seed of each worker's own order in AllOps; if 0, orders are equal
 	FirstRank  int               // rank of the first worker, in a job over several racks
 	Core       chunk.DType       // type of sums between racks; if 0, F32
+	CoreCodecs codec.Pair        // of what crosses between racks
 	Buddies    bool              // owners have buddies, in a job over several racks
 	Lanes      int
 	Window     int

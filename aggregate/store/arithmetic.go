@@ -64,6 +64,9 @@ func (k *Arithmetic) Replace(s *Store, c *Chunk, values uint64, kind uint8) {
 // Parameters writes the chunk's parameters to out, in the wire's type.
 func (k *Arithmetic) Parameters(s *Store, c *Chunk, out uint64) {
 	t, from, kind := &s.Tensors[c.Tensor], c.Addr, uint8(kernel.F32)
+	if c.Refers {
+		from = c.Core
+	}
 	if t.Result != t.Wire {
 		kernel.Convert(k.ISA, s.TempChunk, uint8(t.Result), c.Addr, kernel.F32, uint64(c.Elems), false)
 		from, kind = s.TempChunk, uint8(t.Result)
@@ -215,10 +218,10 @@ func (k *Arithmetic) Rescale(s *Store, c *Chunk, d *Commit) {
 }
 
 // RunOn runs an update of a chunk's length over arrays in f32 other than the chunk's own.
-func (k *Arithmetic) RunOn(c *Chunk, u kernel.Update, src, outs []uint64, outType uint8) {
+func (k *Arithmetic) RunOn(c *Chunk, u kernel.Update, src kernel.Sources, outs []uint64, outType uint8) {
 	k.update = u
 	k.update.N, k.update.OutType = uint64(c.Elems), outType
-	k.update.Run(k.ISA, kernel.From(src, kernel.F32), outs)
+	k.update.Run(k.ISA, src, outs)
 }
 
 // RackSum adds gradients rack by rack, as the aggregators of several racks do, so that a job spread over racks gives equal bits.

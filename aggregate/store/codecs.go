@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"github.com/rackweave/rackweave/cgo/kernel"
+	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/codec"
 )
 
@@ -56,23 +57,40 @@ func (s *Store) Form(c *Chunk, addr uint64, bytes int) (codec.Form, error) {
 // CodesAnswers reports whether the job's answers are compressed.
 func (c *Config) CodesAnswers() bool { return c.Codecs.Down.ID != codec.Raw }
 
+// codecMemory returns the addresses of what codecs keep of a chunk of a tensor in this wire type.
+func (c *Config) codecMemory(of *Chunk, wire chunk.DType) (kept []*uint64) {
+	if c.CodesAnswers() {
+		kept = append(kept, &of.Kept)
+	}
+	if c.CodesCore && wire == chunk.F32 {
+		kept = append(kept, &of.Core)
+	}
+	return kept
+}
+
+// Encoding returns the encoding of a chunk's values, in f32, by a codec. The caller sets the rest.
+func (s *Store) Encoding(c *Chunk, by codec.Spec) kernel.Encoding {
+	e := kernel.Encoding{
+		N: uint64(c.Elems), First: c.Offset / 4, Tensor: uint32(s.Tensors[c.Tensor].Number), Factor: 1, Param: by.Param, Type: kernel.F32,
+		Codec: uint8(by.ID),
+	}
+	if by.Stochastic {
+		e.Stochastic = 1
+	}
+	return e
+}
+
 // Encode writes the payload of an answer, and returns its length. values, in f32, are the chunk's parameters, whose change from
 // the reference travels, or in mode aggregate the sum, which takes the residual along.
 func (k *Arithmetic) Encode(s *Store, c *Chunk, values, payload uint64) int {
-	down := s.Codecs.Down
-	k.coded = kernel.Encoding{
-		Values: values, Memory: c.Kept, Payload: payload, N: uint64(c.Elems), First: c.Offset / 4, Step: c.Answers,
-		Tensor: uint32(s.Tensors[c.Tensor].Number), Rank: codec.AnswerRank, Factor: 1, Param: down.Param, Type: kernel.F32,
-		Codec: uint8(down.ID),
-	}
-	if down.Stochastic {
-		k.coded.Stochastic = 1
-	}
+	e := &k.coded
+	*e = s.Encoding(c, s.Codecs.Down)
+	e.Values, e.Memory, e.Payload, e.Step, e.Rank = values, c.Kept, payload, c.Answers, codec.AnswerRank
 	if c.Addr != 0 {
-		k.coded.Reference = 1
+		e.Reference = 1
 	}
 	c.Answers++
-	return k.coded.Run(k.ISA)
+	return e.Run(k.ISA)
 }
 
 // Refer makes values that were answered as they are, in f32, the chunk's reference. everyone reports whether all workers have got

@@ -25,12 +25,18 @@ type Chunk struct {
 	History *History // of a chunk whose state an owner and its buddy keep; otherwise nil
 	Number  uint32   // its number in the plan
 	Away    bool     // the chunk is in another lane now
-	Norms   *Norms
 	// Kept is the address, where answers are compressed, of the reference that they are changes of, or in mode aggregate of their
 	// residual, in f32; otherwise 0.
 	Kept    uint64
 	Answers uint32 // answers that were encoded so far
 	Apart   bool   // some workers have another reference, because they did not pull the last one
+	// Core is the address, where codecs shorten what crosses between racks, of the residual or reference that they keep, in f32;
+	// otherwise 0.
+	Core      uint64
+	Refers    bool    // Core is the reference: what the other racks have of a chunk that this one owns
+	CoreSteps uint32  // sums or results that were encoded
+	CoreRate  float32 // the learning rate times the scale of the gradient that left the residual; 0 before the first
+	Norms     *Norms
 }
 
 // Tensor is the part of a tensor in a lane.
@@ -87,6 +93,8 @@ type Config struct {
 	Scale float64
 	// Core is the type in which results cross between racks: F32 or BF16.
 	Core chunk.DType
+	// CodesCore reports that codecs shorten what crosses between racks.
+	CodesCore bool
 	// Codecs are those of the gradients and the answers.
 	Codecs codec.Pair
 	// Direct reports that answers lie in the parameters where the wire carries f32. A worker then pushes a chunk again only after it
@@ -252,8 +260,8 @@ func (s *Store) LayOut(plan *chunk.Plan, first int, specs []Spec, norms []Norms)
 				Offset: c.Offset * uint64(t.DType.Size()), Norms: &norms[int(ids[i])-firstChunk], Number: uint32(ids[i]),
 			})
 			bytes += uint64(arrays) * Stride(uint32(c.Elems))
-			if s.CodesAnswers() {
-				a.Chunks[len(a.Chunks)-1].Kept = bytes
+			for _, at := range s.codecMemory(&a.Chunks[len(a.Chunks)-1], t.DType) {
+				*at = bytes
 				bytes += Stride(uint32(c.Elems))
 			}
 			a.Bytes += int64(c.Elems * t.DType.Size())
@@ -272,8 +280,8 @@ func (s *Store) LayOut(plan *chunk.Plan, first int, specs []Spec, norms []Norms)
 		if c.Addr += at; s.Arrays[0] == 0 {
 			c.Addr = 0
 		}
-		if s.CodesAnswers() {
-			c.Kept += at
+		for _, kept := range s.codecMemory(c, a.Tensors[c.Tensor].Wire) {
+			*kept += at
 		}
 	}
 	return a, nil
@@ -291,6 +299,9 @@ func (s *Store) Add(a *Addition) {
 // Restart sets the number of updates of a chunk, after its state was replaced.
 func (s *Store) Restart(c *Chunk, updates uint32) {
 	c.Updates = updates
+	if c.Refers {
+		copy(Floats(c.Core, c.Elems), s.Values(c, 0)) // all racks were given the state
+	}
 	if c.History != nil {
 		*c.History = History{Changes: 1}
 	}

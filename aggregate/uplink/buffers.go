@@ -7,9 +7,10 @@ import (
 	"github.com/rackweave/rackweave/aggregate/store"
 )
 
-// buffers holds this rack's sums. Each buffer has room for a sum with its note, for the chunk's result behind it, and with
-// buddies for the sum of all racks behind that. A buffer is free again when the workers have the result and it has arrived at every
-// rack to which it was sent. Behind the buffers lie the norms for each rack, and behind them room for a chunk in f32.
+// buffers holds this rack's sums. Each buffer has room for a sum with its note, for the chunk's result behind it, and behind that
+// with buddies for the sum of all racks, with codecs for the result's payload and the next residual. A buffer is free again when
+// the workers have the result and it has arrived at every rack to which it was sent. Behind the buffers lie the norms for each
+// rack, and behind them room for a chunk in f32.
 type buffers struct {
 	store.Buffers
 	slotBytes  uint64 // of the room for a sum with its note, here as in a slot
@@ -24,20 +25,20 @@ const (
 )
 
 // bufferBytes returns the size of one buffer. Elements of two bytes on the wire have sums of four.
-func bufferBytes(chunkBytes int, buddies bool) uint64 {
-	if buddies {
+func bufferBytes(chunkBytes int, p *Place) uint64 {
+	if p.Buddies || p.Coded() {
 		return slotBytes(chunkBytes) + uint64(3*chunkBytes)
 	}
 	return slotBytes(chunkBytes) + uint64(chunkBytes)
 }
 
-func numBuffers(window, chunkBytes int, buddies bool) int {
-	return max(fewestBuffers, min(window+spareBuffers, mostBufferBytes/int(bufferBytes(chunkBytes, buddies))))
+func numBuffers(window, chunkBytes int, p *Place) int {
+	return max(fewestBuffers, min(window+spareBuffers, mostBufferBytes/int(bufferBytes(chunkBytes, p))))
 }
 
 // BuffersBytes returns the size of the region of an uplink's buffers, with the norms and the room for a chunk.
-func BuffersBytes(window, chunkBytes, racks int, buddies bool) int64 {
-	return int64(numBuffers(window, chunkBytes, buddies))*int64(bufferBytes(chunkBytes, buddies)) + int64(racks)*normBytes +
+func BuffersBytes(window, chunkBytes int, p *Place) int64 {
+	return int64(numBuffers(window, chunkBytes, p))*int64(bufferBytes(chunkBytes, p)) + int64(p.Racks)*normBytes +
 		2*int64(chunkBytes)
 }
 
@@ -63,6 +64,16 @@ func (b *buffers) result(i int32) uint64 { return b.Addr(i) + b.slotBytes }
 
 // total returns the address of a buffer's sum of all racks, where owners have buddies.
 func (b *buffers) total(i int32) uint64 { return b.result(i) + b.chunkBytes }
+
+// payload returns the address for the payload of a buffer's sum, with its note. It lies behind the sum, which leaves half of its
+// room, because tensors with payloads are of f32 on the wire.
+func (b *buffers) payload(i int32) uint64 { return b.sum(i) + b.chunkBytes + noteBytes }
+
+// answer returns the address for the payload of a buffer's result.
+func (b *buffers) answer(i int32) uint64 { return b.result(i) + b.chunkBytes }
+
+// residual returns the address for what the payload of a buffer's sum loses.
+func (b *buffers) residual(i int32) uint64 { return b.answer(i) + b.chunkBytes }
 
 // norms returns the address of the norms for a rack.
 func (b *buffers) norms(rack int) uint64 { return b.Addr(int32(len(b.since))) + uint64(rack)*normBytes }

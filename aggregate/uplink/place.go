@@ -7,6 +7,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/failure"
 	"github.com/rackweave/rackweave/aggregate/store"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/hierarchy"
 )
 
@@ -19,6 +20,8 @@ type Place struct {
 	// Core is the type in which sums and results cross between racks: F32 or BF16. If 0, it is F32. With BF16 each rack's sum is
 	// rounded once, also the owner's own. The sums are added in f32, and the result is rounded once, for all workers.
 	Core chunk.DType
+	// Codecs shorten sums and results between racks. With any, Core is F32.
+	Codecs codec.Pair
 	// Buddies reports that the next rack in order also keeps the state of each owner's chunks, and that both also keep it as it was
 	// one change back. Only mode eager has buddies.
 	Buddies bool
@@ -32,6 +35,10 @@ func (p *Place) CheckPlace() error {
 		}
 	}
 	switch err := p.Check(); {
+	case p.Coded() && p.CoreType() != chunk.F32:
+		return fmt.Errorf("codecs %v and type %v between racks: use one of them", p.Codecs, p.Core)
+	case p.Coded() && p.Buddies:
+		return fmt.Errorf("codecs %v between racks with buddies, which need whole sums: use f32, or a cluster without buddies", p.Codecs)
 	case p.CoreType() != chunk.F32 && p.Core != chunk.BF16:
 		return fmt.Errorf("type %v between racks: use f32 or bf16", p.Core)
 	case err != nil || p.CoreType() == chunk.F32:
@@ -42,6 +49,9 @@ func (p *Place) CheckPlace() error {
 
 // CoreType returns the type of sums between racks.
 func (p *Place) CoreType() chunk.DType { return cmp.Or(p.Core, chunk.F32) }
+
+// Coded reports whether codecs shorten what crosses between racks.
+func (p *Place) Coded() bool { return p.Codecs != codec.Pair{} }
 
 // isBuddyOf reports whether this rack keeps the state of an owner's chunks, too.
 func (p *Place) isBuddyOf(owner int) bool { return p.Buddies && p.Buddy(owner) == p.Rack }

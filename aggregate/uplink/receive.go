@@ -1,5 +1,7 @@
 package uplink
 
+import "github.com/rackweave/rackweave/aggregate/store"
+
 // receiveChunk takes a sum or a result. A part of a broadcast without the root's values is a note alone.
 func (u *Uplink) receiveChunk(rack int, op Op, epoch uint8, index, bytes uint32) {
 	c := &u.cfg.Store.Chunks[index]
@@ -9,8 +11,16 @@ func (u *Uplink) receiveChunk(rack int, op Op, epoch uint8, index, bytes uint32)
 	if sum {
 		expect = uint32(u.sumBytes(c, broadcast)) + noteBytes
 	}
-	if bytes != expect && (op != OpBroadcast || bytes != noteBytes) {
+	short := coded(c, broadcast) && bytes < expect && bytes > 0
+	if bytes != expect && !short && (op != OpBroadcast || bytes != noteBytes) {
 		u.Links.violates(rack, "sent %d bytes with operation %d of chunk %d of lane %d, expected %d", bytes, op, index, u.cfg.Lane.Index, expect)
+		return
+	}
+	switch {
+	case !coded(c, broadcast):
+	case sum:
+		u.coding.lengths[rack][index] = max(bytes, noteBytes) - noteBytes
+	case u.chunks[index].sum != store.NoBuffer && !u.coding.takeResult(c, index, bytes):
 		return
 	}
 	if sum {

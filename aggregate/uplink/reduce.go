@@ -38,7 +38,10 @@ func (u *Uplink) makeSum(a *reduce.Action) {
 	u.chunks[a.Index].sum = b
 	broadcast := a.Op == chunk.OpBroadcast
 	n := note{resultAddr: u.buffers.result(b), hyperSum: u.cfg.Machine.HyperSum(a.Index)}
-	if !broadcast && u.keepsAsBuddy(c) {
+	switch {
+	case coded(c, broadcast):
+		n.resultAddr = u.buffers.answer(b)
+	case !broadcast && u.keepsAsBuddy(c):
 		n.resultAddr = u.buffers.total(b)
 	}
 	switch root := u.cfg.Place.RootWorker(); {
@@ -119,7 +122,11 @@ func (u *Uplink) readNotes(a *hierarchy.Action) bool {
 	c := &u.cfg.Store.Chunks[a.Index]
 	own := u.cfg.Machine.HyperSum(a.Index)
 	for _, rack := range u.reducer.Route(a.Index).Children {
-		n := readNote(u.sumOf(rack, a.Index) + u.sumBytes(c, a.Broadcast))
+		bytes := u.sumBytes(c, a.Broadcast)
+		if coded(c, a.Broadcast) {
+			bytes = uint64(u.coding.lengths[rack][a.Index])
+		}
+		n := readNote(u.sumOf(rack, a.Index) + bytes)
 		u.resultAddrs[u.chunks[a.Index].sum][rack] = n.resultAddr
 		if !a.Broadcast && n.hyperSum != own {
 			u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf(
@@ -131,28 +138,41 @@ func (u *Uplink) readNotes(a *hierarchy.Action) bool {
 	return true
 }
 
-// inputs returns the addresses of the sums of a gathered chunk, in order. With several groups it makes each group's sum, and
-// returns the addresses of the sums.
-func (u *Uplink) inputs(index uint32) []uint64 {
-	c := &u.cfg.Store.Chunks[index]
+// inputs returns the sums of a gathered chunk, in order, and reports whether all can be read. With several groups it makes and
+// returns each group's sum.
+func (u *Uplink) inputs(index uint32) (kernel.Sources, bool) {
+	c, kind := &u.cfg.Store.Chunks[index], uint8(u.cfg.Place.CoreType())
 	groups := u.reducer.Route(index).Groups
 	u.groups = u.groups[:0]
 	for _, g := range groups {
-		u.src = u.src[:0]
+		u.src, u.coding.forms = u.src[:0], u.coding.forms[:0]
 		for _, rack := range g {
-			u.src = append(u.src, u.sumOf(rack, index))
+			form, ok := u.coding.formOf(rack, c, index)
+			if !ok {
+				return kernel.Sources{}, false
+			}
+			u.src, u.coding.forms = append(u.src, u.sumOf(rack, index)), append(u.coding.forms, form)
+		}
+		src := kernel.From(u.src, kind)
+		if c.Core != 0 {
+			src.Form = u.coding.forms
 		}
 		if len(groups) == 1 {
-			return u.src
+			return src, true
 		}
 		// The sum may replace the group's first sum: a child's slot here is this rack's until its answer is posted, a child keeps
 		// its own copy until it has the result, and every element is read before it is written.
-		if len(g) > 1 {
-			u.cfg.Arithmetic.SumInto(u.src[0], kernel.F32, kernel.From(u.src, kernel.F32), c.Elems)
+		// A payload is not replaced while it is read: the slot has room for a chunk behind it.
+		out := u.src[0]
+		if u.coding.forms[0] != 0 {
+			out += u.buffers.chunkBytes
 		}
-		u.groups = append(u.groups, u.src[0])
+		if len(g) > 1 || out != u.src[0] {
+			u.cfg.Arithmetic.SumInto(out, kernel.F32, src, c.Elems)
+		}
+		u.groups = append(u.groups, out)
 	}
-	return u.groups
+	return kernel.From(u.groups, kernel.F32), true
 }
 
 // values returns the address of the values of a broadcast among the sums of a gathered chunk, or 0 if the root is in none of these
@@ -173,7 +193,9 @@ func (u *Uplink) values(index uint32) uint64 {
 func (u *Uplink) combine(a *hierarchy.Action) {
 	c, own := &u.cfg.Store.Chunks[a.Index], u.sumOf(u.cfg.Place.Rack, a.Index)
 	if !a.Broadcast {
-		u.cfg.Arithmetic.SumInto(own, kernel.F32, kernel.From(u.inputs(a.Index), kernel.F32), c.Elems)
+		if in, ok := u.inputs(a.Index); ok {
+			u.cfg.Arithmetic.SumInto(own, kernel.F32, in, c.Elems)
+		}
 		return
 	}
 	at := u.values(a.Index)
@@ -192,12 +214,20 @@ func (u *Uplink) makeResult(a *hierarchy.Action) {
 	c, b := &u.cfg.Store.Chunks[a.Index], u.chunks[a.Index].sum
 	result := u.buffers.result(b)
 	if !a.Broadcast {
-		u.cfg.Reduction.Result(c, u.inputs(a.Index), result, u.buffers.total(b))
+		in, ok := u.inputs(a.Index)
+		if !ok {
+			return
+		}
+		u.cfg.Reduction.Result(c, in, result, u.buffers.total(b))
+		if c.Core != 0 && u.cfg.Reduction.ResultBytes(c) > 0 {
+			u.coding.encodeResult(c, a.Index)
+		}
 		return
 	}
 	if u.refresh.active {
 		kind := uint8(u.cfg.Store.Tensors[c.Tensor].Result)
 		kernel.Convert(u.cfg.Arithmetic.ISA, result, kind, c.Addr, kernel.F32, uint64(c.Elems), false)
+		u.coding.refer(c, result)
 		return
 	}
 	at := u.values(a.Index)
@@ -208,6 +238,7 @@ func (u *Uplink) makeResult(a *hierarchy.Action) {
 	}
 	u.one[0] = result
 	u.cfg.Arithmetic.Broadcast(u.cfg.Store, c, at, u.one[:], false)
+	u.coding.refer(c, result)
 }
 
 // Deliver takes a chunk's result into the rack, writes it to every output, and releases the rack's hold on the chunk's buffer. If

@@ -12,7 +12,9 @@ type Reduction interface {
 	// Sum writes this rack's sum of the workers' gradients src to out.
 	Sum(c *store.Chunk, src kernel.Sources, out uint64)
 	// Result makes the result of the racks' sums at the chunk's owner. If the owner has a buddy, total receives the sum of all racks.
-	Result(c *store.Chunk, sums []uint64, result, total uint64)
+	Result(c *store.Chunk, sums kernel.Sources, result, total uint64)
+	// Base returns the address of the values that the last result left in this rack, or 0 if results do not change any.
+	Base(c *store.Chunk) uint64
 	// Begin starts the training at the chunk's parameters, which initial values have just replaced.
 	Begin(c *store.Chunk)
 	// Apply makes a result the rack's own, and reports whether the workers are answered with it. At the owner's buddy it makes the
@@ -39,6 +41,9 @@ func (r *BaseReduction) Sum(c *store.Chunk, src kernel.Sources, out uint64) {
 // Begin does nothing, because only racks that train apart keep more than the parameters.
 func (r *BaseReduction) Begin(*store.Chunk) {}
 
+// Base returns the address of the parameters, if the job keeps any.
+func (r *BaseReduction) Base(c *store.Chunk) uint64 { return c.Addr }
+
 // ResultBytes returns the length of a result on the wire.
 func (r *BaseReduction) ResultBytes(c *store.Chunk) uint32 {
 	return c.Elems * uint32(r.Store.Tensors[c.Tensor].Result.Size())
@@ -58,25 +63,24 @@ func (r *BaseReduction) Apply(c *store.Chunk, result, _ uint64) (answers bool) {
 type AggregateReduction struct{ BaseReduction }
 
 // Result makes the result of the racks' sums.
-func (r *AggregateReduction) Result(c *store.Chunk, sums []uint64, result, _ uint64) {
+func (r *AggregateReduction) Result(c *store.Chunk, sums kernel.Sources, result, _ uint64) {
 	r.outs[0] = result
-	r.K.Sum(r.Store, c, kernel.From(sums, r.core()), r.outs[:], false)
+	r.K.Sum(r.Store, c, sums, r.outs[:], false)
 }
 
 // EagerReduction is the reduction of mode eager, in which the owner and its buddy run the optimizer.
 type EagerReduction struct{ BaseReduction }
 
 // Result makes the result of the racks' sums.
-func (r *EagerReduction) Result(c *store.Chunk, sums []uint64, result, total uint64) {
-	src := kernel.From(sums, r.core())
+func (r *EagerReduction) Result(c *store.Chunk, sums kernel.Sources, result, total uint64) {
 	if c.History != nil {
-		r.K.SumInto(total, kernel.F32, src, c.Elems)
+		r.K.SumInto(total, kernel.F32, sums, c.Elems)
 		r.src[0] = total
-		src = kernel.From(r.src[:], kernel.F32)
+		sums = kernel.From(r.src[:], kernel.F32)
 		r.Store.Remember(c)
 	}
 	r.outs[0] = result
-	r.K.Step(r.Store, c, src, r.outs[:], false)
+	r.K.Step(r.Store, c, sums, r.outs[:], false)
 }
 
 // Apply makes a result the rack's parameters. At the owner's buddy it makes the owner's update.
@@ -97,16 +101,15 @@ type TwoPhaseReduction struct {
 }
 
 // Result adds the racks' sums to the accumulator.
-func (r *TwoPhaseReduction) Result(c *store.Chunk, sums []uint64, _, _ uint64) {
-	src := kernel.From(sums, r.core())
+func (r *TwoPhaseReduction) Result(c *store.Chunk, sums kernel.Sources, _, _ uint64) {
 	// The sums are added to each other first, because no shape may change a bit: a chain has added them to each other on the way,
 	// and an accumulator to which they were added one by one would be rounded after each.
-	if c.Dirty && len(sums) > 1 {
-		r.K.SumInto(r.Store.TempChunk, kernel.F32, src, c.Elems)
+	if c.Dirty && len(sums.Addr) > 1 {
+		r.K.SumInto(r.Store.TempChunk, kernel.F32, sums, c.Elems)
 		r.src[0] = r.Store.TempChunk
-		src = kernel.From(r.src[:], kernel.F32)
+		sums = kernel.From(r.src[:], kernel.F32)
 	}
-	r.K.Accumulate(r.Store, c, src, (r.Epoch()+1)&1)
+	r.K.Accumulate(r.Store, c, sums, (r.Epoch()+1)&1)
 }
 
 // Apply marks the chunk as changed by the next commit.

@@ -40,13 +40,17 @@ func (u *Uplink) sendSum(a *hierarchy.Action) {
 	if a.Broadcast {
 		op = OpBroadcast
 	}
-	p, bytes := &u.Links.peers[a.Peer], u.sumBytes(c, a.Broadcast)
+	p, b, bytes := &u.Links.peers[a.Peer], u.chunks[a.Index].sum, u.sumBytes(c, a.Broadcast)
 	wr := verbs.SendWR{
-		LAddr: u.buffers.sum(u.chunks[a.Index].sum), Length: uint32(bytes) + noteBytes,
+		LAddr: u.buffers.sum(b), Length: uint32(bytes) + noteBytes,
 		RAddr: p.sumAddr + uint64(a.Slot)*u.buffers.slotBytes, RKey: p.sumRKey,
 	}
 	if a.Broadcast && readNote(wr.LAddr+bytes).flags&noteValues == 0 {
 		wr.LAddr, wr.RAddr, wr.Length = wr.LAddr+bytes, wr.RAddr+bytes, noteBytes
+	}
+	if coded(c, a.Broadcast) {
+		wr.LAddr, wr.Length = u.coding.encodeSum(c, b)
+		wr.Length += noteBytes
 	}
 	u.Links.send(a.Peer, pack(op, a.Epoch, a.Index), store.NoBuffer, wr)
 }
@@ -64,7 +68,10 @@ func (u *Uplink) sendResult(a *hierarchy.Action) {
 		LAddr: u.buffers.result(b), Length: u.answerBytes(c, a.Broadcast, toBuddy), RAddr: u.resultAddrs[b][a.Peer],
 		RKey: u.Links.peers[a.Peer].resultRKey,
 	}
-	if toBuddy && !a.Broadcast {
+	switch {
+	case coded(c, a.Broadcast):
+		wr.LAddr, wr.Length = u.buffers.answer(b), u.chunks[a.Index].length
+	case toBuddy && !a.Broadcast:
 		wr.LAddr = u.buffers.total(b)
 	}
 	u.Links.send(a.Peer, pack(op, a.Epoch, a.Index), b, wr)

@@ -53,6 +53,7 @@ type chunkBuffers struct {
 	// has arrived. The next result cannot replace it before all are sent, because that needs the next sum of every child, and a child
 	// sends its next sum only when it has this result.
 	result int32
+	length uint32 // of the result's payload
 }
 
 // Uplink reduces one lane's chunks above the rack.
@@ -66,6 +67,7 @@ type Uplink struct {
 	pending  []reduce.Action // chunks that wait for a buffer, oldest first; fewer than cfg.Window
 	exchange exchange
 	refresh  refresh
+	coding   coding
 	// The actions of these chunks wait for Advance, because they enter the shard's machine, which may be in an event now.
 	returned  []uint32 // chunks whose results have come: Return
 	discarded []uint32 // chunks whose sums were dropped: Discard
@@ -88,17 +90,21 @@ type published struct {
 // New makes an uplink without connections.
 func New(cfg Config) *Uplink {
 	p := cfg.Place
-	n, size := numBuffers(cfg.Window, cfg.ChunkBytes, p.Buddies), bufferBytes(cfg.ChunkBytes, p.Buddies)
+	n, size := numBuffers(cfg.Window, cfg.ChunkBytes, p), bufferBytes(cfg.ChunkBytes, p)
 	u := &Uplink{
 		cfg: cfg, peerWindow: peerWindow(cfg.Window, cfg.ChunkBytes),
 		buffers: buffers{store.NewBuffers(cfg.Region, size, n), slotBytes(cfg.ChunkBytes), uint64(cfg.ChunkBytes), make([]int64, n)},
-		src:     make([]uint64, 0, p.Racks), groups: make([]uint64, 0, p.Racks),
+		src:     make([]uint64, 0, p.Racks+1), groups: make([]uint64, 0, p.Racks),
 		pending: make([]reduce.Action, 0, cfg.Window), returned: make([]uint32, 0, cfg.Window),
 		published: published{racks: make([]Counters, p.Racks), awaited: make([]int, p.Racks)},
 	}
 	for b := range n {
 		u.resultAddrs = append(u.resultAddrs, make([]uint64, p.Racks))
 		u.buffers.since[b] = math.MaxInt64
+	}
+	u.coding = coding{u: u, forms: make([]uint64, 0, p.Racks+1)}
+	if p.Coded() {
+		u.coding.lengths = make([][]uint32, p.Racks)
 	}
 	u.Links = Links{u: u, peers: make([]peer, p.Racks)}
 	u.exchange = exchange{u: u, peers: make([]normPeer, p.Racks)}
@@ -123,7 +129,13 @@ func (u *Uplink) Add(chunks []store.Chunk) {
 		p := &u.Links.peers[owners[i]]
 		p.owned = append(p.owned, uint32(len(u.chunks)))
 		p.ownedBytes += uint64(chunks[i].Elems) * 4
-		u.chunks = append(u.chunks, chunkBuffers{store.NoBuffer, store.NoBuffer})
+		if c := &u.cfg.Store.Chunks[len(u.chunks)]; c.Core != 0 && int(c.Owner) == u.cfg.Place.Rack {
+			c.Refers = u.cfg.Reduction.Base(c) != 0
+		}
+		u.chunks = append(u.chunks, chunkBuffers{sum: store.NoBuffer, result: store.NoBuffer})
+	}
+	for rack := range u.coding.lengths {
+		u.coding.lengths[rack] = append(u.coding.lengths[rack], make([]uint32, len(chunks))...)
 	}
 	u.reducer.Add(owners)
 }

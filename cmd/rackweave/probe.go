@@ -12,6 +12,7 @@ import (
 
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/client"
+	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/hierarchy/planner"
 	"github.com/rackweave/rackweave/service/api"
@@ -81,9 +82,12 @@ func (f *probeFlags) probe(ctx context.Context) (*probed, error) {
 	if out.Links, err = measuredLinks(answer); err != nil {
 		return nil, err
 	}
-	chunkBytes, rounds := float64(chunk.DefaultChunkBytes), answer.Core != "f32"
+	chunkBytes, rounds := float64(chunk.DefaultChunkBytes), answer.Core == "bf16"
 	if rounds && d == chunk.F32 {
 		out.Bytes, chunkBytes = out.Bytes/2, chunkBytes/2
+	}
+	if codecs, err := codec.ParsePair(answer.Core, true); err == nil && d == chunk.F32 {
+		out.Bytes, chunkBytes = out.Bytes*codecs.Share(), chunkBytes*codecs.Share()
 	}
 	if out.Shapes, err = out.Links.Choose(out.Bytes, chunkBytes, rounds); err != nil {
 		return nil, err

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/hierarchy/planner"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/engine"
@@ -115,9 +116,12 @@ func (r *Rendezvous) Form(ctx context.Context, j *job.Job) (p job.Placement, err
 	if len(k.Racks) == 1 { // the plan has left out the others
 		return p, nil
 	}
-	core, err := chunk.ParseDType(k.CoreName())
+	core, codecs, err := k.CrossesAs()
+	if j.Spec.Mode == aggregate.TwoPhase {
+		codecs.Down = codec.Spec{} // its results are parameters, which travel when the step is over
+	}
 	p.Above = &aggregate.Place{
-		Topology: k.topology, Rack: k.own, Names: k.Names(), Workers: r.workers, Core: core,
+		Topology: k.topology, Rack: k.own, Names: k.Names(), Workers: r.workers, Core: core, Codecs: codecs,
 		Buddies: k.Buddy && j.Spec.Mode != aggregate.Aggregate, // which has no state
 	}
 	return p, err

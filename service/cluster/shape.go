@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/hierarchy/planner"
 	"github.com/rackweave/rackweave/service/rpc"
@@ -79,11 +80,12 @@ func (r *Rendezvous) chooseShape(ctx context.Context, elems uint64) *choice {
 
 // predict predicts the time in which a model of so many elements crosses the core in each shape, as [planner.Links.Choose] does.
 func (r *Rendezvous) predict(links *planner.Links, elems float64) ([]planner.Prediction, error) {
-	bytes, j := float64(4), r.j
-	rounds := r.k.CoreName() != "f32"
-	if rounds {
-		bytes = 2
+	j := r.j
+	core, codecs, err := r.k.CrossesAs()
+	if err != nil {
+		return nil, err
 	}
+	bytes, rounds := float64(core.Size())*codecs.Share(), core != chunk.F32
 	all, err := links.Choose(max(1, elems)*bytes, float64(j.Spec.ChunkBytes)/4*bytes, rounds)
 	if err == nil && j.Buddies() {
 		all = slices.DeleteFunc(all, func(p planner.Prediction) bool {

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/hierarchy/outer"
 )
@@ -36,7 +38,8 @@ type Cluster struct {
 	// Outer is the outer optimizer of jobs whose workers declare none, as [outer.Parse] reads it. If empty, racks add their
 	// gradients in every step.
 	Outer string `yaml:"outer"`
-	// Core is the type of sums between racks, f32 or bf16. If empty, it is f32.
+	// Core is the type of sums between racks, f32 or bf16, or the codecs of sums and results, such as int8 or int4/int8. If empty, it
+	// is f32.
 	Core string `yaml:"core"`
 	// Secret is shared by the aggregators, and by nobody else.
 	Secret string `yaml:"secret"`
@@ -177,13 +180,19 @@ func (c *Cluster) checkRacks() error {
 
 // checkCore returns an error if sums cannot have the declared type between racks.
 func (c *Cluster) checkCore(t hierarchy.Topology) error {
+	d, codecs, err := c.CrossesAs()
 	switch {
-	case c.CoreName() == "f32":
+	case err != nil:
+		return err
+	case d == chunk.F32 && codecs == codec.Pair{}:
 		return nil
-	case c.CoreName() != "bf16":
-		return fmt.Errorf("%w: core %q: use f32 or bf16", ErrCluster, c.Core)
 	case t.Shape == hierarchy.Flat:
-		return fmt.Errorf("%w: core bf16 and shape flat, in which no sums cross: use another shape, or register tensors as bf16", ErrCluster)
+		return fmt.Errorf("%w: core %s and shape flat, in which no sums cross: use another shape, or register tensors as bf16", ErrCluster,
+			c.Core)
+	case d == chunk.F32 && c.Buddy:
+		return fmt.Errorf("%w: core %s and buddies, which need whole sums: use one of them", ErrCluster, c.Core)
+	case d == chunk.F32:
+		return nil
 	case c.Outer != "" && c.Outer != "none":
 		return fmt.Errorf("%w: core bf16 and outer %q, whose differences cross in f32 only: use one of them", ErrCluster, c.Outer)
 	}
@@ -192,6 +201,20 @@ func (c *Cluster) checkCore(t hierarchy.Topology) error {
 
 // CoreName returns the type of sums between racks.
 func (c *Cluster) CoreName() string { return cmp.Or(c.Core, "f32") }
+
+// CrossesAs returns the type of sums between racks, and the codecs that shorten them.
+func (c *Cluster) CrossesAs() (d chunk.DType, codecs codec.Pair, err error) {
+	switch c.CoreName() {
+	case "f32":
+		return chunk.F32, codecs, nil
+	case "bf16":
+		return chunk.BF16, codecs, nil
+	}
+	if codecs, err = codec.ParsePair(c.Core, true); err != nil {
+		err = fmt.Errorf("%w: core %q: use f32, bf16 or codecs such as int8: %w", ErrCluster, c.Core, err)
+	}
+	return chunk.F32, codecs, err
+}
 
 // Loss returns the choice for jobs when a rack's aggregator is lost.
 func (c *Cluster) Loss() string { return cmp.Or(c.OnLoss, LossWait) }

@@ -48,7 +48,7 @@ func TestBadClustersAreRefusedByName(t *testing.T) {
 			c.Racks[0].Pod, c.Racks[1].Pod = "a", "a"
 		}, "whose sums come first"},
 		{"outer", func(c *Cluster) { c.Outer = "every=0" }, "an outer step every 0 steps"},
-		{"core", func(c *Cluster) { c.Core = "f16" }, `core "f16": use f32 or bf16`},
+		{"core", func(c *Cluster) { c.Core = "f16" }, `core "f16": use f32, bf16 or codecs such as int8`},
 		{"core over pods", func(c *Cluster) {
 			c.Core = "bf16"
 			for i := range c.Racks {
