@@ -98,7 +98,7 @@ var house = map[string][]string{
 	"lab": {"launch", "policy", "aggregate", "aggregate/optim", "aggregate/racktest", "client/lanes", "client/failover", "chunk",
 		"codec", "numa", "verbs", "cgo"},
 	"bench/study": {"bench", "bench/models", "bench/study/overlap", "pqueue", "hierarchy", "hierarchy/outer", "hierarchy/planner",
-		"policy", "codec", "client", "service", "chunk"},
+		"policy", "policy/ratecontrol", "codec", "client", "service", "chunk"},
 	"bench/study/overlap": {"bench/models", "pqueue"},
 	"lab/cmd":             {"lab", "lab/racks", "bench/study", "bench", "bench/models", "hierarchy/planner"},
 	"lab/attacks":         {"launch", "service/api", "client", "chunk", "verbs"},

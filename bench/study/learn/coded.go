@@ -7,9 +7,9 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
-	"strings"
 
 	"github.com/rackweave/rackweave/codec"
+	"github.com/rackweave/rackweave/policy/ratecontrol"
 )
 
 // task is a network, and what it learns.
@@ -34,6 +34,7 @@ type coded struct {
 	batch   int // samples of a worker
 	payload int // elements
 	every   int // steps between tests
+	decay   int // the step from which the rate is a tenth. If 0, never
 	target  float64
 }
 
@@ -55,27 +56,15 @@ func (c *coded) describe() string {
 	if c.skewed {
 		kind = "of kinds of their own"
 	}
-	return fmt.Sprintf("%s, %s, lr the best of %v, %d workers in step with %d samples each, %s; %d steps, payloads of %d elements with headers",
-		c.name, rule, c.rates, codedWorkers, c.batch, kind, c.steps, c.payload)
-}
-
-// scheme is a way to send gradients and answers: CODEC[/ANSWERS], and whether losses are fed back.
-type scheme struct {
-	codec.Pair
-	name     string
-	feedback bool
-}
-
-const noFeedback = " without feedback"
-
-func parseScheme(way string) (s scheme, err error) {
-	text, without := strings.CutSuffix(way, noFeedback)
-	if !strings.Contains(text, "/") {
-		text += "/none"
+	rate := fmt.Sprintf("lr the best of %v", c.rates)
+	if len(c.rates) == 1 {
+		rate = fmt.Sprintf("lr %v", c.rates[0])
 	}
-	s = scheme{name: way, feedback: !without}
-	s.Pair, err = codec.ParsePair(text, true)
-	return s, err
+	if c.decay > 0 {
+		rate += fmt.Sprintf(", a tenth of it from step %d on", c.decay)
+	}
+	return fmt.Sprintf("%s, %s, %s, %d workers in step with %d samples each, %s; %d steps, payloads of %d elements with headers",
+		c.name, rule, rate, codedWorkers, c.batch, kind, c.steps, c.payload)
 }
 
 // diverged counts as the loss of a training whose loss is larger, or not a number.
@@ -140,59 +129,107 @@ type codedRun struct {
 	sum       []float32
 	decoded   []float32
 	payload   []byte
-	rule      rule
-	sent, got int // bytes, of all workers
+	rules     []rule // the aggregator's or, with local steps, the workers'
+	control   *control
+	round     int
+	decayed   bool
+	local     int       // steps of a worker in the round
+	own       []float32 // a worker's parameters during them
+	sent, got int       // bytes, of all workers
 }
 
-func (c *coded) train(ctx context.Context, s scheme, rate float64, seed uint64, fold int) (o trained, err error) {
+// start prepares a training.
+func (c *coded) start(s scheme, rate float64, seed uint64, fold int) (r *codedRun, err error) {
 	t := c.task(fold)
 	n := t.size()
-	r := &codedRun{
+	r = &codedRun{
 		coded: c, scheme: s, task: t, seed: seed, chance: rand.New(rand.NewPCG(seed, 2)),
 		params: t.fresh(rand.New(rand.NewPCG(seed, 1))), g: make([]float32, n), sum: make([]float32, n), decoded: make([]float32, n),
-		payload: make([]byte, 4*c.payload), rule: newRule(c.adam, rate, n),
+		payload: make([]byte, 4*c.payload), own: make([]float32, n),
+		local: max(1, s.interval(1, s.drift)),
+	}
+	if s.control != nil {
+		if r.control, err = newControl(&s, r); err != nil {
+			return nil, err
+		}
 	}
 	r.reference = slices.Clone(r.params)
 	for _, samples := range t.shards(codedWorkers, c.skewed) {
 		r.shards = append(r.shards, shard{samples: samples})
 		r.residuals = append(r.residuals, make([]float32, n))
+		r.rules = append(r.rules, newRule(c.adam, rate, n))
+	}
+	return r, nil
+}
+
+func (c *coded) train(ctx context.Context, s scheme, rate float64, seed uint64, fold int) (o trained, err error) {
+	r, err := c.start(s, rate, seed, fold)
+	if err != nil {
+		return o, err
 	}
 	for r.step < c.steps {
 		if ctx.Err() != nil {
 			return o, context.Cause(ctx)
 		}
+		before := r.step
 		if err := r.exchange(); err != nil {
 			return o, err
 		}
-		if r.step++; r.step%c.every == 0 || r.step == c.steps {
-			loss, accuracy := t.test(r.reference)
+		if r.step/c.every > before/c.every || r.step == c.steps {
+			loss, accuracy := r.task.test(r.reference)
 			if !(loss < diverged) {
 				loss = diverged
 			}
 			o.Curve = append(o.Curve, Point{r.step, float64(r.sent+r.got) / codedWorkers, loss, accuracy})
 		}
 	}
-	bits := 8 / float64(n*codedWorkers*c.steps)
+	bits := 8 / float64(len(r.params)*codedWorkers*c.steps)
 	o.Up, o.Down = bits*float64(r.sent), bits*float64(r.got)
 	return o, nil
 }
 
-// exchange is a step of all workers.
+// exchange is a round: a step of all workers, or several.
 func (r *codedRun) exchange() error {
 	clear(r.sum)
+	factor := float32(1)
+	if r.decay > 0 && r.step >= r.decay && !r.decayed {
+		r.decayed = true
+		for w := range r.rules {
+			r.rules[w].rate /= 10
+		}
+		if r.scheme.local == 0 {
+			factor = 10 // residuals are gradients of the old rate
+		}
+	}
+	steps, farthest := min(r.local, r.steps-r.step), 0.0
 	for w := range r.shards {
-		r.task.gradient(r.reference, r.g, r.shards[w].draw(r.chance, r.batch))
-		if err := r.send(w); err != nil {
+		if r.scheme.local > 0 {
+			farthest = max(farthest, r.walk(w, steps))
+		} else {
+			r.task.gradient(r.reference, r.g, r.shards[w].draw(r.chance, r.batch))
+		}
+		if r.control != nil && w == 0 {
+			r.control.begin(r.round, r.probe)
+		}
+		if err := r.send(w, factor); err != nil {
 			return err
 		}
 		for i, v := range r.decoded {
 			r.sum[i] += v / codedWorkers
 		}
 	}
-	r.rule.update(r.params, r.sum)
+	if r.scheme.local > 0 {
+		for i, v := range r.sum {
+			r.params[i] -= v
+		}
+		r.local = r.interval(r.local, farthest)
+	} else {
+		r.rules[0].update(r.params, r.sum)
+	}
 	for first, end := range r.payloads() {
 		r.got += codedWorkers * r.Down.EncodeChange(r.payload, r.params[first:end], r.reference[first:end], r.key(codedWorkers, first))
 	}
+	r.round, r.step = r.round+1, r.step+steps
 	return nil
 }
 
@@ -207,18 +244,30 @@ func (r *codedRun) payloads() iter.Seq2[int, int] {
 	}
 }
 
-// send sets decoded to what arrives of a worker's gradient and its residual.
-func (r *codedRun) send(w int) error {
+// send sets decoded to what arrives of a worker's gradient and factor times its residual.
+func (r *codedRun) send(w int, factor float32) error {
+	var samples []ratecontrol.Sample
 	for first, end := range r.payloads() {
 		var residual []float32
 		if r.feedback {
 			residual = r.residuals[w][first:end]
 		}
-		p := r.payload[:r.Up.Encode(r.payload, r.g[first:end], residual, 1, r.key(w, first))]
+		spec, group, number := r.Up, first/r.coded.payload, uint8(0)
+		if r.control != nil {
+			number = r.control.now.Codecs[group]
+			spec = r.control.codecs[number]
+		}
+		p := r.payload[:spec.Encode(r.payload, r.g[first:end], residual, factor, r.key(w, first))]
 		r.sent += len(p)
 		if err := codec.Decode(r.decoded[first:end], p); err != nil {
 			return err
 		}
+		if r.control != nil {
+			samples = append(samples, sample(group, number, r.decoded[first:end], p))
+		}
+	}
+	if r.control != nil {
+		r.control.on(ratecontrol.Event{Kind: ratecontrol.Measured, Rank: w, Samples: samples}, nil)
 	}
 	return nil
 }

@@ -36,6 +36,7 @@ type Row struct {
 	Rate     float64
 	Up, Down float64
 	Loss     Interval
+	Over     Interval // points of accuracy above the way that the study compares with
 	Cost     Spread
 	Curve    []Point
 }

@@ -39,6 +39,7 @@ const maxSeeds = 1000
 type plan struct {
 	name, title string
 	way         string // the heading of ways. If empty, policy
+	than        string // the way that the others are compared with, beside none
 	columns     []column
 	clusters    []Cluster
 	ways        []string // policies, codecs, or how racks meet, beside bsp or none, which always comes first
