@@ -226,7 +226,7 @@ func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
 		Worker: worker.Config{
 			Rank: uint32(cfg.FirstRank + w.Rank), ChunkBytes: uint32(cfg.Job.ChunkBytes), Window: uint32(window), Staging: uint32(staging),
 			ByReference: byReference, AnyMemory: attr.Has(verbs.DevAnyMemory) && !cfg.Copy, ISA: int32(isa), ClockNS: cfg.ClockNS,
-			CacheBytes: cfg.CacheBytes, Steps: cfg.Job.Mode == aggregate.Stream,
+			CacheBytes: cfg.CacheBytes, Steps: cfg.Job.Mode == aggregate.Stream, Answers: cfg.answers(),
 		},
 		SendDepth: depths.WorkerSend, RecvDepth: depths.WorkerRecv,
 		AckTimeout: cfg.AckTimeout, LinkTimeout: linkTimeout, ReconnectTimeout: reconnectTimeout, Now: cfg.Now, Log: log,
@@ -235,6 +235,17 @@ func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
 		return err
 	}
 	return w.Attach(context.Background(), 5*time.Second)
+}
+
+// answers returns the kind of the job's answers.
+func (c *Config) answers() uint8 {
+	switch {
+	case c.Job.Compress.Down.ID == codec.Raw:
+		return worker.AnswersWhole
+	case c.Job.Mode == aggregate.Aggregate:
+		return worker.AnswersSums
+	}
+	return worker.AnswersChanges
 }
 
 // Add registers tensors with the job and every worker, and makes the workers' buffers.

@@ -143,7 +143,8 @@ func (c *cluster) start(j *job) error {
 	s := c.schedule
 	cfg := racktest.Config{
 		Engine: c.engine, NICs: c.hosts[:s.NICs], Lanes: s.Lanes, Window: s.Window, Staging: s.Staging, ClockNS: c.clockNS(),
-		Job: aggregate.JobConfig{Name: j.Name, Mode: j.Mode, Rule: j.Rule, Hyper: j.Hyper, ChunkBytes: chunkBytes, Policy: j.Policy.Spec},
+		Job: aggregate.JobConfig{Name: j.Name, Mode: j.Mode, Rule: j.Rule, Hyper: j.Hyper, ChunkBytes: chunkBytes, Policy: j.Policy.Spec,
+			Compress: j.Codecs},
 		Now: func() int64 { return c.now }, Log: func(format string, args ...any) {
 			c.log("%v: %s "+format, slices.Insert(args, 0, any(time.Duration(c.now)), any(j.Name))...)
 		},

@@ -5,6 +5,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/racktest"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 )
 
 // oracle is a job in plain Go. It computes a phase's answers on the first request.
@@ -21,6 +22,9 @@ type oracle struct {
 
 func newOracle(j *JobSchedule, key uint64) *oracle {
 	o := &oracle{job: j, key: key, ref: racktest.NewReference(j.Mode, j.Rule, j.Hyper, j.Wire, nil)}
+	if j.Codecs != (codec.Pair{}) {
+		o.ref.Compress(j.Codecs, len(j.Workers), chunkBytes)
+	}
 	for _, b := range j.Batches {
 		o.elems = append(o.elems, b...)
 	}

@@ -3,6 +3,7 @@ package simrack
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 )
 
 // chunkBytes is the chunk size of every schedule, the smallest possible.
@@ -53,6 +55,7 @@ type JobSchedule struct {
 	Hyper   optim.Hyper
 	Wire    chunk.DType
 	Type    chunk.DType // of gradients and results in the workers' memory
+	Codecs  codec.Pair
 	Memory  memory
 	InPlace bool // the result replaces the gradient
 	Batches [][]uint64
@@ -164,6 +167,7 @@ func Draw(seed uint64) *Schedule {
 		s.Jobs = append(s.Jobs, j)
 	}
 	crowd(s)
+	compress(s)
 	d.nuisances(s)
 	if d.chance(50) {
 		s.Fault = d.fault(s)
@@ -232,6 +236,32 @@ func crowd(s *Schedule) {
 		}
 		if s.ByReference && d.chance(70) {
 			j.Memory = copied
+		}
+	}
+}
+
+// specs are codecs of every kind.
+var specs = []string{"int8", "int4", "int8:stochastic", "sign", "2bit:0.01", "ternary", "topk:3%", "topk:0.2", "fp8-e4m3",
+	"fp8-e5m2"}
+
+// compress gives some jobs codecs. It draws from randomness of its own, as crowd does.
+func compress(s *Schedule) {
+	d := draw{rand.New(rand.NewPCG(s.Seed, 5))}
+	for _, j := range s.Jobs {
+		if !d.chance(30) || j.Wire != chunk.F32 {
+			continue
+		}
+		answers := j.Mode == aggregate.Eager || j.Mode == aggregate.Aggregate
+		text := specs[d.IntN(len(specs))]
+		if d.chance(30) {
+			text += "/none"
+		}
+		p, err := codec.ParsePair(text, answers)
+		if err != nil {
+			panic(err)
+		}
+		if p.Up.Dense() || !slices.Contains(j.Rule.Takes(), "beta2") {
+			j.Codecs = p
 		}
 	}
 }
@@ -374,8 +404,8 @@ func (s *Schedule) String() string {
 		fmt.Fprintf(&b, "  failovers: %+v\n", *s.Failovers)
 	}
 	for _, j := range s.Jobs {
-		fmt.Fprintf(&b, "  %s: %s, retires %v; %v, %v, %v on the wire, %v in %s, in place %v, tensors %v\n",
-			j.Name, startNames[j.Starts], j.Retires, j.Mode, j.Rule, j.Wire, j.Type, memoryNames[j.Memory], j.InPlace, j.Batches)
+		fmt.Fprintf(&b, "  %s: %s, retires %v; %v, %v, %v on the wire, %v in %s, codecs %v, in place %v, tensors %v\n",
+			j.Name, startNames[j.Starts], j.Retires, j.Mode, j.Rule, j.Wire, j.Type, memoryNames[j.Memory], j.Codecs, j.InPlace, j.Batches)
 		if j.Mode == aggregate.Stream {
 			fmt.Fprintf(&b, "    policy %v, change %+v\n", j.Policy, j.Change)
 		}

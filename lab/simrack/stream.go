@@ -12,6 +12,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/racktest"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/policy"
 )
 
@@ -95,7 +96,7 @@ func DrawPaced(seed uint64) *Schedule {
 
 // pace converts a job to mode stream.
 func (d draw) pace(j *JobSchedule) {
-	j.Mode = aggregate.Stream
+	j.Mode, j.Codecs = aggregate.Stream, codec.Pair{}
 	rules := optim.Rules()[1:]
 	for !suits(j.Rule, j.Mode) {
 		j.Rule = rules[d.IntN(len(rules))]
