@@ -31,7 +31,7 @@ func TestEachStudyIsPlotted(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, wants := range map[string][]string{
-		"digits-accuracy.svg": {"<svg", "Digits", "int4/int8", "accuracy %"}, "digits-loss.svg": {"<svg", "none", "steps"},
+		"digits-accuracy.svg": {"<svg", "digits: Digits", "int4/int8", "accuracy %"}, "digits-loss.svg": {"<svg", "none", "steps"},
 	} {
 		svg, err := os.ReadFile(filepath.Join(folder, "plots", name))
 		for _, want := range wants {

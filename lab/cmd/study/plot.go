@@ -48,20 +48,22 @@ func plotCommand() *cobra.Command {
 // curve is a kind of plot: a line for each way, over all points of its trainings.
 type curve struct {
 	name, x, y string
+	rises      bool // the legend's place is below the lines
 	log        bool // the x axis
 	at         func(learn.Point) (x, y float64)
 }
 
 var curves = []curve{
-	{"accuracy", "MB sent and received by each worker", "accuracy %", true,
+	{"accuracy", "MB sent and received by each worker", "accuracy %", true, true,
 		func(p learn.Point) (x, y float64) { return p.Bytes / 1e6, 100 * p.Accuracy }},
-	{"loss", "steps", "loss", false, func(p learn.Point) (x, y float64) { return float64(p.Step), p.Loss }},
+	{"loss", "steps", "loss", false, false, func(p learn.Point) (x, y float64) { return float64(p.Step), p.Loss }},
 }
 
 func (c *curve) draw(s *learn.Study, file string) error {
 	p := plot.New()
-	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = s.Title, c.x, c.y
+	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = s.Name+": "+s.Title, c.x, c.y
 	p.Add(plotter.NewGrid())
+	p.Legend.Top = !c.rises
 	if c.log {
 		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 	}
