@@ -23,13 +23,16 @@ func sparseBytes(elems, k int) int {
 
 // encodeSparse writes the values of the largest magnitudes, of equal ones those of the lowest indexes, and then their indexes.
 func (s Spec) encodeSparse(h *Header, p []byte, x []float32) {
-	order := make([]int, len(x))
-	for i := range order {
-		order[i] = i
+	order := make([]uint64, len(x)) // the bits of a magnitude, which falls from first to last, then the index
+	for i, v := range x {
+		order[i] = uint64(^bits(abs(v)))<<32 | uint64(i)
 	}
-	slices.SortStableFunc(order, func(i, j int) int { return int(bits(abs(x[j]))) - int(bits(abs(x[i]))) })
+	slices.Sort(order)
 	k := s.kept(len(x))
-	kept := order[:k]
+	kept := make([]int, k)
+	for n := range kept {
+		kept[n] = int(uint32(order[n]))
+	}
 	slices.Sort(kept)
 	h.Count = uint32(k)
 	if usesBitmap(len(x), k) {
