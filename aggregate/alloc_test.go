@@ -125,8 +125,8 @@ func TestExchangesDoNotAllocate(t *testing.T) {
 			{"adam over bf16", aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults(), chunk.BF16, ""},
 			{"two-phase", aggregate.TwoPhase, optim.SGDTorch, momentum, chunk.F32, ""},
 			{"stream", aggregate.Stream, optim.SGDTorch, momentum, chunk.F32, ""},
-			{"sum of topk", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults(), chunk.F32, "topk:1%/none"},
-			{"momentum with int4", aggregate.Eager, optim.SGDTorch, momentum, chunk.F32, "int4/none"},
+			{"sum of topk", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults(), chunk.F32, "topk:1%"},
+			{"momentum with int4", aggregate.Eager, optim.SGDTorch, momentum, chunk.F32, "int4"},
 			{"stream with int8", aggregate.Stream, optim.SGDTorch, momentum, chunk.F32, "int8/none"},
 		} {
 			t.Run(transport.name+"/"+tc.name, func(t *testing.T) {

@@ -463,16 +463,20 @@ func TestJobsWithCodecsEqualPlainGoBitForBit(t *testing.T) {
 			hyper  optim.Hyper
 		}{
 			{"int8/none", aggregate.Eager, optim.SGDMXNet, momentum},
-			{"int4/none", aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults()},
-			{"int4:stochastic/none", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults()},
+			{"int8", aggregate.Eager, optim.SGDMXNet, momentum},
+			{"int4/int8:stochastic", aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults()},
+			{"int4:stochastic", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults()},
 			{"sign/none", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults()},
-			{"2bit:0.5/none", aggregate.Eager, optim.SGDMXNet, momentum},
-			{"ternary/none", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults()},
+			{"sign", aggregate.Eager, optim.SGDMXNet, momentum},
+			{"2bit:0.5", aggregate.Eager, optim.SGDMXNet, momentum},
+			{"ternary", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults()},
 			{"topk:1%/none", aggregate.Eager, optim.SGDMXNet, momentum},
-			{"topk:20%/none", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults()},
-			{"fp8-e4m3/none", aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults()},
+			{"topk:20%", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults()},
+			{"fp8-e4m3/fp8-e5m2", aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults()},
+			{"none/int4", aggregate.Eager, optim.SGDMXNet, momentum},
+			{"none/int4", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults()},
 		} {
-			t.Run(transport.provider+transport.options+"/"+strings.ReplaceAll(tc.codecs, "/", " "), func(t *testing.T) {
+			t.Run(fmt.Sprint(transport.provider, transport.options, " ", pair(t, tc.codecs, true), " ", tc.mode), func(t *testing.T) {
 				r, network := manualRack(t, transport.provider, transport.options, 3, racktest.Config{
 					Lanes: 2, Window: 4, Staging: 3, Arena: tc.mode == aggregate.Eager,
 					Job: aggregate.JobConfig{Name: "job", Mode: tc.mode, Rule: tc.rule, Hyper: tc.hyper, ChunkBytes: 4096,

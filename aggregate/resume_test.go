@@ -158,7 +158,7 @@ var resumeCases = []struct {
 	{"momentum in arenas", aggregate.Eager, optim.SGDTorch, chunk.F32, true, false, ""},
 	{"adam through staging buffers", aggregate.Eager, optim.AdamTorch, chunk.F32, false, true, ""},
 	{"bf16 wire", aggregate.Eager, optim.AdamWTorch, chunk.BF16, false, false, ""},
-	{"momentum with int4", aggregate.Eager, optim.SGDTorch, chunk.F32, false, false, "int4/none"},
+	{"momentum with int4", aggregate.Eager, optim.SGDTorch, chunk.F32, false, false, "int4"},
 }
 
 func (r *nicRack) failovers() (n uint64) {
