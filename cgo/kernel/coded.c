@@ -88,10 +88,20 @@ static void scatter_mapped(const uint8_t *values, uint64_t k, uint64_t n, float 
 	}
 }
 
+/* Fetches the first lines of all sources at once. */
+static void fetch_ahead(const struct rwk_sources *in, uint64_t bytes)
+{
+	for (uint32_t j = 0; j < in->count; j++)
+		for (uint64_t at = 0; at < bytes && at < RWK_AHEAD; at += RWK_LINE)
+			__builtin_prefetch((const char *)(uintptr_t)in->addr[j] + at);
+}
+
 void rwk_fold(const struct rwk_ops *ops, const struct rwk_sources *in, uint64_t n, float *x, uint64_t from, uint64_t to, int more)
 {
 	const int codec = (int)(in->form[0] & 0xff);
 
+	if (from == 0)
+		fetch_ahead(in, codec == RWK_CODEC_TOPK ? 6 * (in->form[0] >> 32) : n * (uint64_t)rwk_codec_bits(codec) / 8);
 	if (codec == RWK_CODEC_TOPK) {
 		if (!more)
 			memset(x, 0, (to - from) * sizeof *x);

@@ -357,45 +357,71 @@ LOOP void settle_groups(const struct rwk_encoding *e, uint64_t from, uint64_t to
 	}
 }
 
-/* Returns the codes of the vector v of a group, each extended by its highest bit. A vector's codes lie in 64 bits or less. */
-FN vn codes_of(const uint8_t *group, int bits, int v)
+/*
+ * Returns the words that hold the codes of the vector v of a group, and in shift how far below its code, as the bits of a word from
+ * the lowest on, each lane has others.
+ */
+FN vn words_of(const uint8_t *group, int bits, int v, vn *shift)
 {
 	const int begin = v * WIDTH * bits;
 	uint32_t word;
-	vn shift = {0}, codes;
+	vn words;
 
 	memcpy(&word, group + begin / 32 * 4, sizeof word);
-	codes = vn_all((int32_t)word);
+	words = vn_all((int32_t)word);
 #if WIDTH == 1
-	shift = 32 - bits - begin % 32;
+	*shift = begin % 32;
 #else
 	for (int l = 0; l < WIDTH; l++)
-		shift[l] = 32 - bits - (begin + l * bits) % 32;
+		(*shift)[l] = (begin + l * bits) % 32;
 #if WIDTH == 16
 	if (bits == 4) {
 		memcpy(&word, group + begin / 32 * 4 + 4, sizeof word);
-		codes = (vn)_mm512_mask_set1_epi32((vi)codes, 0xff00, (int32_t)word);
+		words = (vn)_mm512_mask_set1_epi32((vi)words, 0xff00, (int32_t)word);
 	}
 #endif
 #endif
-	return codes << shift >> (32 - bits);
+	return words;
+}
+
+/*
+ * Returns the factor of a source's levels in a block; or, where a vector has a lane for each code, the codes' values, which are
+ * looked up by the lowest bits of a lane.
+ */
+FN vf factor_of(int codec, float scale)
+{
+	const int down = 32 - rwk_codec_bits(codec);
+	vf factor = vf_all(1);
+
+	(void)down;
+#ifdef LOOKUP
+	if (LOOKUP(rwk_codec_bits(codec)) && codec != RWK_CODEC_SIGN)
+		for (int l = 0; l < WIDTH; l++)
+			factor[l] = (float)((int32_t)((uint32_t)l << down) >> down);
+#endif
+	return factor * vf_all(scale);
 }
 
 /* Returns the values of the vector v of a group, but -0 where package codec has 0. */
-FN vf value_of(int codec, const uint8_t *group, int v, vf scale)
+FN vf value_of(int codec, const uint8_t *group, int v, vf factor)
 {
 	const int bits = rwk_codec_bits(codec);
-	vn codes;
+	vn shift = {0}, words;
 
-	if (bits == 8)
-		codes = (vn)vi_widen(group + v * WIDTH);
-	else
-		codes = codes_of(group, bits, v);
+	if (bits == 8) {
+		words = (vn)vi_widen(group + v * WIDTH);
+		if (codec == RWK_CODEC_INT8)
+			return CONVERT(words, vf) * factor;
+		return minifloat_level(minifloat_of(codec), words) * factor;
+	}
+	words = words_of(group, bits, v, &shift);
 	if (codec == RWK_CODEC_SIGN)
-		return FLOATS(NUMBERS(scale) ^ (codes & INT32_MIN));
-	if (codec == RWK_CODEC_FP8_E4M3 || codec == RWK_CODEC_FP8_E5M2)
-		return minifloat_level(minifloat_of(codec), codes) * scale;
-	return CONVERT(codes, vf) * scale;
+		return FLOATS(NUMBERS(factor) ^ (words << (31 - shift) & INT32_MIN));
+#ifdef LOOKUP
+	if (LOOKUP(bits))
+		return vf_lookup((vi)(words >> shift), factor);
+#endif
+	return CONVERT(words << (32 - bits - shift) >> (32 - bits), vf) * factor;
 }
 
 FN void fold_sources(int codec, float *x, const struct rwk_codes *in, int count, uint64_t n, int more)
@@ -406,14 +432,14 @@ FN void fold_sources(int codec, float *x, const struct rwk_codes *in, int count,
 	for (int j = 0; j < count; j++)
 		codes[j] = in[j].codes;
 	for (uint64_t from = 0, to; from < n; from = to) {
-		vf scale[RWK_TOGETHER];
+		vf factor[RWK_TOGETHER];
 
 		to = n - from < RWK_CODEC_BLOCK ? n : from + RWK_CODEC_BLOCK;
 		for (int j = 0; j < count; j++) {
 			float one;
 
 			memcpy(&one, in[j].scales + from / RWK_CODEC_BLOCK * sizeof one, sizeof one);
-			scale[j] = vf_all(one);
+			factor[j] = factor_of(codec, one);
 		}
 		for (uint64_t i = from; i < to; i += RWK_CODED) {
 			vf sum[PARTS];
@@ -422,7 +448,9 @@ FN void fold_sources(int codec, float *x, const struct rwk_codes *in, int count,
 				sum[v] = more ? vf_load(x + i + v * WIDTH) : vf_all(0);
 			for (int j = 0; j < count; j++) {
 				for (int v = 0; v < PARTS; v++)
-					sum[v] = sum[v] + value_of(codec, codes[j], v, scale[j]);
+					sum[v] = sum[v] + value_of(codec, codes[j], v, factor[j]);
+				if (bytes >= RWK_LINE / 2)
+					__builtin_prefetch(codes[j] + RWK_AHEAD);
 				codes[j] += bytes;
 			}
 			for (int v = 0; v < PARTS; v++)

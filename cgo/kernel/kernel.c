@@ -73,8 +73,7 @@ static void drop_signs(float *to, const float *x, uint64_t n)
 }
 
 /* Sums all sources into part, over a block of elements of n. */
-static void reduce_coded(const struct rwk_ops *ops, struct rwk_sources in, float part[BLOCK], uint64_t from, uint64_t to,
-			 uint64_t n)
+static void reduce_coded(const struct rwk_ops *ops, struct rwk_sources in, float *part, uint64_t from, uint64_t to, uint64_t n)
 {
 	uint64_t at = (uintptr_t)part - from * sizeof *part;
 	struct pass sum = {.out = {.addr = &at, .count = 1, .type = RWK_F32}};
@@ -100,11 +99,22 @@ static void reduce_coded(const struct rwk_ops *ops, struct rwk_sources in, float
 	}
 }
 
+/* Reports whether a sum of payloads can gather in its destination: one of f32, in whole groups, where no source lies. */
+static int is_plain(const struct pass *p, const struct rwk_sources *in, uint64_t n)
+{
+	return !p->u && p->out.count == 1 && p->out.type == RWK_F32 && !p->out.past_cache && n % RWK_CODED == 0 && in->form[0] &&
+	       alike(in) == in->count;
+}
+
 /* Runs a pass over sources of which some are coded. Their sum waits in the first-level cache, a block at a time. */
 static void run_coded(const struct rwk_ops *ops, const struct pass *p, const struct rwk_sources *in, uint64_t n)
 {
 	_Alignas(RWK_LINE) float part[BLOCK];
 
+	if (is_plain(p, in, n)) {
+		reduce_coded(ops, *in, rwk_at(p->out.addr[0], RWK_F32, 0), 0, n, n);
+		return;
+	}
 	for (uint64_t from = 0, to; from < n; from = to) {
 		struct rwk_sources sum = {.type = RWK_F32, .first = (uintptr_t)part - from * sizeof *part};
 

@@ -68,6 +68,19 @@ FN void vi_narrow(void *p, vi x)
 #endif
 }
 
+/* Whether lanes hold a value for each code of so many bits. */
+#define LOOKUP(bits) ((1 << (bits)) <= WIDTH)
+
+/* Returns the lanes of x that the lowest bits of at name. */
+FN vf vf_lookup(vi at, vf x)
+{
+#if WIDTH == 8
+	return _mm256_permutevar8x32_ps(x, at);
+#else
+	return _mm512_permutexvar_ps(at, x);
+#endif
+}
+
 FN vf vf_sqrt(vf x)
 {
 	return V(sqrt_ps)(x);
