@@ -205,6 +205,15 @@ func TestWorkersOfModeStreamEndTheirOwnSteps(t *testing.T) {
 	}
 }
 
+func TestGradientsOfAJobWithCodecsAreCompressed(t *testing.T) {
+	codecs := program(t, "testdata/codecs.c", built(t, sanitized), sanitizers...)
+	for _, provider := range []string{"shm", "tcp"} {
+		if out := output(t, built(t, command), "run", "-n", "2", "--", codecs, provider); strings.Count(out, "ok") != 2 {
+			t.Errorf("%s: %s", provider, out)
+		}
+	}
+}
+
 func TestWorkersAreToldThatOneDied(t *testing.T) {
 	dies := program(t, "testdata/dies.c", built(t, sanitized), sanitizers...)
 	for _, at := range [][]string{nil, {"--server", servedTwice(t)}} {

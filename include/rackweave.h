@@ -49,6 +49,14 @@ typedef struct rw_session rw_session;
 
 enum { RW_MAX_LANES = 256, RW_MIN_WINDOW = 2, RW_MAX_WINDOW = 4096, RW_MAX_NICS = 8, RW_ENDPOINT_BYTES = 256, RW_HYPERS = 8 };
 
+/* What the answers to pushpulls of f32 hold. A whole answer of any kind has the values as they are. */
+enum rw_answers {
+	RW_ANSWERS_WHOLE = 0, /* not compressed */
+	RW_ANSWERS_SUMS = 1,  /* compressed sums */
+	RW_ANSWERS_CHANGES =
+		2, /* compressed changes of the parameters since the last answer: the library keeps 4 bytes an element */
+};
+
 /* What Join answered, and how to run. */
 struct rw_config {
 	uint32_t size;
@@ -65,7 +73,8 @@ struct rw_config {
 	uint8_t by_reference;
 	uint8_t live_hyper; /* a tensor starts with record as its hyper-parameters */
 	uint8_t steps;      /* the job is in mode stream: a step's first push announces it, a commit ends it */
-	uint8_t reserved[5];
+	uint8_t answers;    /* enum rw_answers */
+	uint8_t reserved[4];
 	float record[RW_HYPERS];
 };
 
@@ -124,20 +133,13 @@ struct rw_tensor {
 RW_API int rw_add(rw_session *session, const struct rw_tensor *tensors, uint32_t ntensors, const uint32_t *chunk_lanes,
 		  uint64_t nchunks);
 
-/* What the answers to pushpulls of f32 hold. A whole answer of any kind has the values as they are. */
-enum rw_answers {
-	RW_ANSWERS_WHOLE = 0, /* not compressed */
-	RW_ANSWERS_SUMS = 1,  /* compressed sums */
-	RW_ANSWERS_CHANGES =
-		2, /* compressed changes of the parameters since the last answer: the library keeps 4 bytes an element */
-};
-
 /* How gradients are compressed: a codec as Join answered it. */
 struct rw_codec {
 	uint32_t size;
 	uint8_t id;         /* 0: not at all */
 	uint8_t stochastic; /* rounds up or down by chance, so that the mean is unbiased */
-	uint8_t reserved[2];
+	uint8_t as_is;      /* what is left is added as it is, also if the learning rate or the scale changed since */
+	uint8_t reserved;
 	double param; /* of the codecs that have one: the threshold, or the share */
 };
 /*
@@ -146,6 +148,11 @@ struct rw_codec {
  * The wire type must be RW_F32. Payloads that the codec would not shorten, or cannot hold, travel as they are.
  */
 RW_API int rw_compress(rw_session *session, uint32_t tensor, const struct rw_codec *codec);
+/*
+ * Copies what a tensor's codecs have left to values, f32[elems], or from there if set is not 0: another session can go on with it.
+ * Returns -ENOENT if the tensor never had a codec, and -EBUSY while it is exchanged.
+ */
+RW_API int rw_residual(rw_session *session, uint32_t tensor, float *values, int set);
 
 enum rw_kind {
 	RW_PUSH = 0,      /* sends a gradient */
@@ -256,6 +263,7 @@ struct rw_job {
 	const struct rw_hyper *hyper; /* overrides the rule's defaults */
 	uint32_t nhyper, chunk_bytes; /* 0: the aggregator's default */
 	const char *policy;           /* who waits for whom in mode stream, such as "ssp:s=3"; if NULL, asp */
+	const char *compress;         /* codecs of gradients and answers, such as "int8" or "sign/int8"; if NULL, none */
 };
 /* Makes this process a worker of the job, once all workers have called it. rw_close leaves the job. */
 RW_API int rw_join(const struct rw_job *job, rw_session **session);

@@ -36,7 +36,7 @@ struct control_hyper {
 
 struct control_join {
 	char mode[16], optimizer[32];     /* as in JoinRequest. If empty, its default */
-	char policy[96];                  /* as in JoinRequest */
+	char policy[96], compress[64];    /* as in JoinRequest */
 	char provider[16], providers[64]; /* the one asked for, or auto; the usable ones, with commas between them */
 	uint32_t chunk_bytes, timeout_ms; /* 0: the aggregator's default */
 	uint32_t pid, uid, nhyper, reserved;
@@ -49,8 +49,10 @@ struct control_joined {
 	uint32_t chunk_bytes, window, send_depth, recv_depth;
 	uint32_t link_timeout_ms;
 	uint32_t by_reference, live_hyper, steps;
+	uint32_t answers;          /* enum rw_answers */
+	struct rw_codec gradients; /* for rw_compress */
 	float record[RW_HYPERS];
-	uint32_t nlanes;
+	uint32_t nlanes, reserved;
 	uint32_t lane_nics[RW_MAX_LANES];
 };
 

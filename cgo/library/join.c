@@ -59,7 +59,9 @@ static int describe_job(const struct rw_job *job, struct control_join *r)
 	if ((rc = put_text(r->mode, sizeof r->mode, job->mode, "mode")) ||
 	    (rc = put_text(r->optimizer, sizeof r->optimizer, job->optimizer, "optimizer")) ||
 	    (rc = put_text(r->provider, sizeof r->provider, provider, "provider")) ||
-	    (job->size >= sizeof *job && (rc = put_text(r->policy, sizeof r->policy, job->policy, "policy"))))
+	    (job->size >= offsetof(struct rw_job, compress) &&
+	     (rc = put_text(r->policy, sizeof r->policy, job->policy, "policy"))) ||
+	    (job->size >= sizeof *job && (rc = put_text(r->compress, sizeof r->compress, job->compress, "compress"))))
 		return rc;
 	for (uint32_t i = 0; i < job->nhyper; i++) {
 		r->hyper[i].value = job->hyper[i].value;
@@ -91,6 +93,7 @@ static int open_joined(const struct control_joined *j, rw_session **session)
 		.by_reference = (uint8_t)j->by_reference,
 		.live_hyper = (uint8_t)j->live_hyper,
 		.steps = (uint8_t)j->steps,
+		.answers = (uint8_t)j->answers,
 	};
 
 	memcpy(cfg.record, j->record, sizeof cfg.record);
@@ -134,6 +137,7 @@ static int begin(int control, const struct control_joined *j, uint32_t timeout_m
 	(*session)->control = control;
 	(*session)->workers = j->workers;
 	(*session)->timeout_ms = timeout_ms;
+	(*session)->gradients = j->gradients;
 	rc = attach(*session, j->link_timeout_ms);
 	if (rc) {
 		snprintf(why, sizeof why, "%s", rwf_last_error());
@@ -201,6 +205,7 @@ static int register_all(rw_session *s, const struct rw_parameter *parameters, ui
 			struct rw_tensor *local)
 {
 	struct control_tensor *t = (struct control_tensor *)(request + 1);
+	const uint32_t first = s->ntensors;
 	void *lanes = NULL;
 	uint32_t bytes;
 	int rc = 0;
@@ -212,6 +217,8 @@ static int register_all(rw_session *s, const struct rw_parameter *parameters, ui
 		rc = call(s, CONTROL_REGISTER, request, (uint32_t)(sizeof *request + n * sizeof *t), &lanes, &bytes);
 	if (!rc)
 		rc = rw_add(s, local, n, lanes, bytes / sizeof(uint32_t));
+	for (uint32_t i = 0; !rc && s->gradients.id && i < n; i++)
+		rc = rw_compress(s, first + i, &s->gradients);
 	free(lanes);
 	return rc;
 }

@@ -81,6 +81,7 @@ struct rw_session {
 	int control;                  /* the socket of rackweave run. If none, -1 */
 	pthread_mutex_t control_lock; /* one request at a time */
 	uint32_t workers, timeout_ms; /* of rw_join */
+	struct rw_codec gradients;    /* of tensors that rw_register adds */
 	struct trace *trace;          /* of operations, atomic. If NULL, none is kept */
 };
 

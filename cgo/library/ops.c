@@ -43,6 +43,14 @@ int rw_compress(rw_session *s, uint32_t tensor, const struct rw_codec *codec)
 	return w ? rw_worker_compress(w, tensor, codec) : rc;
 }
 
+int rw_residual(rw_session *s, uint32_t tensor, float *values, int set)
+{
+	int rc;
+	rw_worker *w = worker_for(s, &rc);
+
+	return w ? rw_worker_residual(w, tensor, values, set) : rc;
+}
+
 int rw_submit(rw_session *s, const struct rw_op *ops, uint32_t n, uint64_t *handles)
 {
 	int rc;

@@ -86,6 +86,7 @@ static int open_worker(struct rw_session *s)
 		.by_reference = s->cfg.by_reference,
 		.any_memory = any_memory(s),
 		.steps = s->cfg.steps,
+		.answers = s->cfg.answers,
 		.isa = rwk_best(),
 		.spin = s->cfg.spin,
 	};

@@ -96,6 +96,23 @@ int rw_worker_compress(rw_worker *w, uint32_t tensor, const struct rw_codec *cod
 	return 0;
 }
 
+int rw_worker_residual(rw_worker *w, uint32_t tensor, float *values, int set)
+{
+	const struct tensor *t;
+	int rc = 0;
+
+	enter(w);
+	t = tensor < w->ntensors ? &w->tensors[tensor] : NULL;
+	if (!t || !t->coding)
+		rc = rwf_fail(ENOENT, "residual: tensor %u has none: compress it first", tensor);
+	else if (t->active)
+		rc = rwf_fail(EBUSY, "residual: tensor %u is being exchanged: wait for it first", tensor);
+	else
+		memcpy(set ? t->coding->residual : values, set ? values : t->coding->residual, t->elems * sizeof(float));
+	pthread_mutex_unlock(&w->lock);
+	return rc;
+}
+
 uint8_t coding_begin(struct tensor *t)
 {
 	const float rate = t->hyper[RECORD_LR] * t->hyper[RECORD_SCALE];
@@ -109,7 +126,7 @@ uint8_t coding_begin(struct tensor *t)
 	k->lost = 0;
 	k->factor = 1;
 	if (isfinite(rate) && rate != 0) {
-		if (k->rate != 0 && isnormal(k->rate / rate))
+		if (!k->up.as_is && k->rate != 0 && isnormal(k->rate / rate))
 			k->factor = k->rate / rate;
 		k->rate = rate;
 	}

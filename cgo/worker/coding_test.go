@@ -304,6 +304,19 @@ func TestTheResidualFollowsTheRateThatItIsAppliedWith(t *testing.T) {
 	}
 }
 
+func TestAResidualAsItIsDoesNotFollowTheRate(t *testing.T) {
+	p, s, r := codedPeer(t), newSender(specOf(t, "2bit:0.5")), rand.New(rand.NewPCG(7, 8))
+	src, dst := p.alloc(codedElems), p.alloc(codedElems)
+	p.must(worker.Compress(p.w, 0, worker.Codec{ID: uint8(s.spec.ID), Param: s.spec.Param, AsIs: true}), "compress")
+	for _, lr := range []float32{0.5, 0.25, 1} {
+		record := (&chunk.TensorRecord{LR: lr, Scale: 1}).Values()
+		p.must(worker.Hyper(p.w, 0, &record), "hyper")
+		fill(src, r)
+		p.submit(0, src, dst)
+		p.exchange(s.payloads(src, 1), nil)
+	}
+}
+
 func TestWhatCannotBeCompressedIsRefused(t *testing.T) {
 	p := newPeer(t, worker.Config{}, 0, worker.Tensor{Elems: 8, WireType: uint8(chunk.BF16), MemoryType: uint8(chunk.F32)})
 	for _, c := range []worker.Codec{{ID: uint8(codec.Int8)}, {ID: 77}} {

@@ -84,7 +84,8 @@ type Codec struct {
 	size       uint32
 	ID         uint8 // codec.ID
 	Stochastic bool
-	_          [2]byte
+	AsIs       bool // residuals are not rescaled
+	_          byte
 	Param      float64
 }
 

@@ -6,6 +6,7 @@ package control
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -196,8 +197,8 @@ func (m *member) join(payload []byte) ([]any, error) {
 	access := membership.Access{Server: at.Server, CA: at.CA, Token: at.Token, Insecure: at.Insecure, Timeout: waits(r.TimeoutMS)}
 	joined, err := membership.Join(m.p.ctx, membership.Config{Access: access}, &api.JoinRequest{
 		Job: at.Job, Rank: int32(m.rank), Workers: uint32(at.Workers), Mode: text(r.Mode[:]), Policy: text(r.Policy[:]),
-		Optimizer: text(r.Optimizer[:]), Hyper: hyper, ChunkBytes: r.ChunkBytes, Provider: text(r.Provider[:]),
-		Providers: strings.Split(text(r.Providers[:]), ","), Pid: int64(r.PID), Uid: r.UID, Run: at.Run,
+		Compress: text(r.Compress[:]), Optimizer: text(r.Optimizer[:]), Hyper: hyper, ChunkBytes: r.ChunkBytes,
+		Provider: text(r.Provider[:]), Providers: strings.Split(text(r.Providers[:]), ","), Pid: int64(r.PID), Uid: r.UID, Run: at.Run,
 	})
 	if err != nil {
 		return nil, err
@@ -208,6 +209,7 @@ func (m *member) join(payload []byte) ([]any, error) {
 		Rank: j.Rank, Workers: j.Workers, LocalWorkers: j.LocalWorkers, ChunkBytes: j.ChunkBytes, Window: j.Window,
 		SendDepth: j.SendDepth, RecvDepth: j.RecvDepth, LinkTimeoutMS: j.LinkTimeoutMs, ByReference: number(j.ByReference),
 		LiveHyper: number(j.LiveHyper), Steps: number(j.Mode == "stream"),
+		Answers: answersOf(j), Gradients: gradientsOf(j.Gradients),
 		NLanes: uint32(len(j.Lanes) * len(m.All)),
 	}
 	if a.NLanes > maxLanes || len(j.Record) != len(a.Record) {
@@ -220,6 +222,26 @@ func (m *member) join(payload []byte) ([]any, error) {
 		a.LaneNICs[i] = j.Lanes[int(i)%len(j.Lanes)].Nic
 	}
 	return []any{a}, nil
+}
+
+// answersOf returns the kind of a job's answers, as in enum rw_answers.
+func answersOf(j *api.JoinResponse) uint32 {
+	switch {
+	case j.Answers == nil:
+		return 0
+	case j.Mode == "aggregate":
+		return 1
+	}
+	return 2
+}
+
+func gradientsOf(c *api.Codec) gradientCodec {
+	if c == nil {
+		return gradientCodec{}
+	}
+	return gradientCodec{
+		Size: uint32(binary.Size(gradientCodec{})), ID: uint8(c.Id), Stochastic: uint8(number(c.Stochastic)), Param: c.Param,
+	}
 }
 
 func number(b bool) uint32 {

@@ -41,6 +41,7 @@ type joinRequest struct {
 	Mode                  [16]byte
 	Optimizer             [32]byte
 	Policy                [96]byte
+	Compress              [64]byte
 	Provider              [16]byte
 	Providers             [64]byte
 	ChunkBytes, TimeoutMS uint32
@@ -53,10 +54,19 @@ type joinAnswer struct {
 	Rank, Workers, LocalWorkers              uint32
 	ChunkBytes, Window, SendDepth, RecvDepth uint32
 	LinkTimeoutMS                            uint32
-	ByReference, LiveHyper, Steps            uint32
+	ByReference, LiveHyper, Steps, Answers   uint32
+	Gradients                                gradientCodec
 	Record                                   [8]float32
-	NLanes                                   uint32
+	NLanes, _                                uint32
 	LaneNICs                                 [maxLanes]uint32
+}
+
+// gradientCodec mirrors struct rw_codec.
+type gradientCodec struct {
+	Size           uint32
+	ID, Stochastic uint8
+	_              [2]byte
+	Param          float64
 }
 
 type connectRequest struct{ AckTimeoutMS, TimeoutMS uint32 }
