@@ -1,10 +1,15 @@
 package bench
 
 import (
+	"context"
 	"fmt"
+	"math"
+	"strings"
 
 	"github.com/rackweave/rackweave/aggregate/optim"
+	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/codec"
 )
 
@@ -56,4 +61,50 @@ func (s *Spec) answersOf(rule optim.Rule, tensor int, initial []float32) func(re
 	}
 	copy(down.Kept, initial)
 	return func(w []float32) { copy(w, down.Parameters(w)) }
+}
+
+// codecs returns what the job's codecs made of the exchanges since before.
+func (x *exchanger) codecs(ctx context.Context, before client.Stats) (*report.Codecs, error) {
+	c := &report.Codecs{Names: x.w.Compress()}
+	if c.Names == "none" {
+		return c, nil
+	}
+	now, err := x.w.Stats()
+	if err != nil {
+		return nil, err
+	}
+	each := func(bytes, raw uint64) report.Coded {
+		return report.Coded{Bytes: bytes / uint64(x.s.Steps()), Raw: raw / uint64(x.s.Steps())}
+	}
+	c.Gradients = each(now.SentBytes-before.SentBytes, now.SentRawBytes-before.SentRawBytes)
+	c.Answers = each(now.ReceivedBytes-before.ReceivedBytes, now.ReceivedRawBytes-before.ReceivedRawBytes)
+	energy := 0.0
+	for t := range x.ops {
+		energy += optim.SumSq(x.b.f32(x.b.src, t))
+	}
+	c.Residual = math.Sqrt(now.Residual / energy)
+	return c, x.distortions(ctx, c)
+}
+
+// distortions asks each aggregator what the codecs lost.
+func (x *exchanger) distortions(ctx context.Context, c *report.Codecs) error {
+	var up, down struct{ energy, lost float64 }
+	for server := range strings.SplitSeq(x.s.Server, ",") {
+		cfg := client.Config{Server: server, CA: x.s.CA, Job: x.s.Job, Token: x.s.Token, Insecure: x.s.Insecure}
+		status, err := client.Status(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		for _, j := range status.Jobs {
+			for _, m := range j.Members {
+				if j.Name == x.s.Job {
+					up.energy, up.lost = up.energy+m.Gradients.GetEnergy(), up.lost+m.Gradients.GetLost()
+					down.energy, down.lost = down.energy+m.Answers.GetEnergy(), down.lost+m.Answers.GetLost()
+				}
+			}
+		}
+	}
+	// Nothing is lost of nothing.
+	c.Gradients.Distortion, c.Answers.Distortion = up.lost/max(up.energy, 1e-300), down.lost/max(down.energy, 1e-300)
+	return nil
 }

@@ -4,8 +4,12 @@ import (
 	"math"
 	"slices"
 	"testing"
+	"time"
 
+	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/codec"
+	"github.com/rackweave/rackweave/verbs"
 )
 
 // codedReference returns what plain Go computes of a tensor with these codecs.
@@ -56,7 +60,7 @@ func TestTheReferenceFollowsTheCodecsThatWorkersWereTold(t *testing.T) {
 	for compress, wants := range map[string][]string{
 		"int8/int8": nil, "none": nil, "sign:1/none": {`"sign:1"`},
 	} {
-		if err := s.take(&workerReport{Compress: compress, Outer: "none", Core: "f32"}); err == nil {
+		if err := s.take(&workerReport{Codecs: &report.Codecs{Names: compress}, Outer: "none", Core: "f32"}); err == nil {
 			if s.codecs.String() != compress || wants != nil {
 				t.Errorf("%s is read as %v", compress, s.codecs)
 			}
@@ -65,9 +69,45 @@ func TestTheReferenceFollowsTheCodecsThatWorkersWereTold(t *testing.T) {
 		}
 	}
 	const meet = "every=2,rule=nesterov,lr=0.7,momentum=0.9"
-	err := s.take(&workerReport{Compress: "int8/int8", Outer: meet, Core: "f32", Racks: []int{1, 2}})
+	err := s.take(&workerReport{Codecs: &report.Codecs{Names: "int8/int8"}, Outer: meet, Core: "f32", Racks: []int{1, 2}})
 	if err == nil {
 		t.Fatal("answers that differ by rack are verified")
 	}
 	mentions(t, err.Error(), "int8", "every=2", "use --compress int8/none")
+}
+
+// Every codec and rule that go together give every worker plain Go's bits.
+func TestEveryCodecAndRuleEqualPlainGo(t *testing.T) {
+	for _, tc := range []struct{ compress, optimizer string }{
+		{"int8", "sgd_torch"}, {"int8", "sum"}, {"int4", "adam_torch"}, {"int4:stochastic", "sum"}, {"sign", "sgd_torch"},
+		{"2bit:0.5/none", "sgd_mxnet"}, {"ternary/int4:stochastic", "nag_mxnet"}, {"topk:1%", "sum"}, {"topk:20%", "sgd_torch"},
+		{"fp8-e4m3", "adamw_torch"}, {"fp8-e5m2", "rmsprop_torch"}, {"int8:stochastic", "adagrad_torch"}, {"none/int8", "sum"},
+		{"none/int4", "sgd_torch"}, {"int8/none", "sum"},
+	} {
+		for _, provider := range []string{verbs.ProviderSHM, verbs.ProviderTCP} {
+			t.Run(tc.compress+" "+tc.optimizer+" "+provider, func(t *testing.T) {
+				s := momentumSpec(provider)
+				s.Compress, s.Optimizer, s.Hyper, s.Jitter = tc.compress, tc.optimizer, nil, time.Millisecond
+				c := exchange(t, s).Codecs
+				pair, err := codec.ParsePair(tc.compress, true)
+				if err != nil || c == nil || c.Names != pair.String() {
+					t.Fatalf("codecs %+v, %v", c, err)
+				}
+				up, down := uint64(0), uint64(0)
+				for _, of := range s.Model.Tensors {
+					up += pair.Up.TensorBytes(of.Elems(), chunk.DefaultChunkBytes/4)
+					down += pair.Down.TensorBytes(of.Elems(), chunk.DefaultChunkBytes/4)
+				}
+				// A chunk that has no room is sent again.
+				again := c.Gradients.Ratio() * float64(s.Bytes()) / float64(up)
+				if c.Gradients.Raw < s.Bytes() || math.Abs(again-1) > 0.02 || c.Answers.Bytes != down || c.Answers.Raw != s.Bytes() {
+					t.Errorf("%v, want %d and %d bytes", c, up, down)
+				}
+				if (c.Residual > 0) != (pair.Up.ID != codec.Raw) || (c.Gradients.Distortion > 0) != (pair.Up.ID != codec.Raw) ||
+					(c.Answers.Distortion > 0) != (pair.Down.ID != codec.Raw) {
+					t.Errorf("%v: want losses of codecs", c)
+				}
+			})
+		}
+	}
 }

@@ -13,7 +13,7 @@ import (
 // take records how the job is spread over racks and which codecs it has, by the answer to its workers.
 func (s *Spec) take(r *workerReport) (err error) {
 	s.racks, s.pods = r.Racks, r.Pods
-	if s.codecs, err = codec.ParsePair(r.Compress, true); err != nil {
+	if s.codecs, err = codec.ParsePair(r.Codecs.Names, true); err != nil {
 		return err
 	}
 	if s.outer, err = diloco.Parse(r.Outer); err != nil {

@@ -253,7 +253,10 @@ func summarise(s *Spec, reports []workerReport) report.Result {
 	res := report.Result{
 		Machine: report.ThisMachine(), Provider: reports[0].Provider, Workers: s.Workers, Model: s.Model.Name,
 		Bytes: s.Bytes(), DType: s.DType.String(), Optimizer: s.Optimizer, ChunkBytes: uint32(s.ChunkBytes), Iterations: s.Iters,
-		Warmup: s.Warmup, Checksum: checksum(reports[0].Digests), Note: noteFor(reports[0].Provider),
+		Warmup: s.Warmup, Verdict: report.Verdict{Checksum: checksum(reports[0].Digests)}, Note: noteFor(reports[0].Provider),
+	}
+	if c := reports[0].Codecs; c != nil && c.Names != "none" {
+		res.Codecs = c
 	}
 	res.Lanes, res.Memory = reports[0].Lanes, "ordinary memory"
 	if s.Arena {

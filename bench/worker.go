@@ -11,6 +11,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/client"
 )
 
@@ -25,18 +26,18 @@ type ending struct{ Why string }
 
 // workerReport is a line of a worker process's report: after each exchange its number, in the end the rest.
 type workerReport struct {
-	Step     int       `json:"step,omitempty"`
-	Done     bool      `json:"done,omitempty"`
-	TimesUS  []float64 `json:"times_us,omitempty"` // of the measured exchanges
-	Digests  []uint64  `json:"digests,omitempty"`  // of the final results, by tensor
-	Trace    *trace    `json:"trace,omitempty"`    // of a replay
-	Provider string    `json:"provider,omitempty"`
-	Lanes    int       `json:"lanes,omitempty"`
-	Racks    []int     `json:"racks,omitempty"` // workers by rack, where there are several aggregators
-	Pods     int       `json:"pods,omitempty"`
-	Outer    string    `json:"outer,omitempty"`
-	Core     string    `json:"core,omitempty"` // the type of sums between racks
-	Compress string    `json:"compress,omitempty"`
+	Step     int            `json:"step,omitempty"`
+	Done     bool           `json:"done,omitempty"`
+	TimesUS  []float64      `json:"times_us,omitempty"` // of the measured exchanges
+	Digests  []uint64       `json:"digests,omitempty"`  // of the final results, by tensor
+	Trace    *trace         `json:"trace,omitempty"`    // of a replay
+	Provider string         `json:"provider,omitempty"`
+	Lanes    int            `json:"lanes,omitempty"`
+	Racks    []int          `json:"racks,omitempty"` // workers by rack, where there are several aggregators
+	Pods     int            `json:"pods,omitempty"`
+	Outer    string         `json:"outer,omitempty"`
+	Core     string         `json:"core,omitempty"` // the type of sums between racks
+	Codecs   *report.Codecs `json:"codecs,omitempty"`
 }
 
 // WorkerMain is a worker process of the benchmark. It ends when it is told to, or its standard input ends: then the benchmark has.
@@ -160,7 +161,11 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, sa
 	x.fill(0)
 	done := workerReport{Done: true, Provider: w.Provider(), Lanes: w.Lanes()}
 	done.Racks, done.Pods = w.Racks()
-	done.Outer, done.Core, done.Compress = w.Outer(), w.Core(), w.Compress()
+	done.Outer, done.Core = w.Outer(), w.Core()
+	before, err := w.Stats()
+	if err != nil {
+		return err
+	}
 	if s.Replay {
 		r := replayer{exchanger: &x, say: say}
 		if done.Trace, err = r.run(ctx); err != nil {
@@ -168,6 +173,9 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, sa
 		}
 		done.TimesUS = done.Trace.times(s.Warmup)
 	} else if done.TimesUS, err = x.measure(ctx, say); err != nil {
+		return err
+	}
+	if done.Codecs, err = x.codecs(ctx, before); err != nil {
 		return err
 	}
 	for t := range x.ops {

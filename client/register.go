@@ -81,6 +81,9 @@ func (w *Worker) take(tensors []Tensor, descs []cworker.Tensor, chunkLanes []uin
 	if err := w.session.Call("register", func() int { return cworker.Add(w.session.C, descs, chunkLanes) }); err != nil {
 		return w.dataError("", err)
 	}
+	if err := w.compress(len(w.registered()), len(tensors)); err != nil {
+		return err
+	}
 	w.submitting.Lock()
 	w.pins = append(w.pins, make([]pin, len(descs))...)
 	w.submitting.Unlock()
@@ -90,4 +93,20 @@ func (w *Worker) take(tensors []Tensor, descs []cworker.Tensor, chunkLanes []uin
 		return nil
 	}
 	return w.sendHyper(len(all)-len(tensors), len(all), w.Hyper())
+}
+
+// compress gives n tensors from first on the codec of the job's gradients.
+func (w *Worker) compress(first, n int) error {
+	up := w.info.Gradients
+	if up == nil {
+		return nil
+	}
+	c := cworker.Codec{ID: uint8(up.Id), Stochastic: up.Stochastic, Param: up.Param}
+	for t := range n {
+		err := w.session.Call("register", func() int { return cworker.Compress(w.session.C, uint32(first+t), c) })
+		if err != nil {
+			return w.dataError("", err)
+		}
+	}
+	return nil
 }

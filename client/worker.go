@@ -14,6 +14,7 @@ import (
 	"github.com/rackweave/rackweave/client/lanes"
 	"github.com/rackweave/rackweave/client/membership"
 	"github.com/rackweave/rackweave/numa"
+	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -93,6 +94,7 @@ func (w *Worker) connect(ctx context.Context) error {
 		Worker: cworker.Config{
 			Rank: w.info.Rank, ChunkBytes: w.info.ChunkBytes, Window: w.info.Window, Staging: staging,
 			ByReference: w.info.ByReference, AnyMemory: w.devices[0].Attr().Has(verbs.DevAnyMemory), Steps: w.Stream(),
+			Answers:    answersOf(w.info),
 			CacheBytes: uint64(numa.LastLevelCache()) / uint64(max(w.info.LocalWorkers, 1)), ISA: int32(isa), Spin: uint32(w.cfg.Spin),
 		},
 		SendDepth: int(w.info.SendDepth), RecvDepth: int(w.info.RecvDepth),
@@ -119,6 +121,17 @@ func (w *Worker) connect(ctx context.Context) error {
 		w.failover.start()
 	}
 	return err
+}
+
+// answersOf returns what the answers to gradients hold.
+func answersOf(info *api.JoinResponse) uint8 {
+	switch {
+	case info.Answers == nil:
+		return cworker.AnswersWhole
+	case info.Mode == "aggregate":
+		return cworker.AnswersSums
+	}
+	return cworker.AnswersChanges
 }
 
 // stagingByReference is the number of staging buffers of a lane if the aggregator reads payloads in place.

@@ -152,6 +152,11 @@ func (s Spec) Bytes(elems int) int {
 	return min(n, 4*elems)
 }
 
+// TensorBytes returns the length of all payloads of a tensor that travels in chunks of so many elements.
+func (s Spec) TensorBytes(elems, chunk uint64) uint64 {
+	return elems/chunk*uint64(s.Bytes(int(chunk))) + uint64(s.Bytes(int(elems%chunk)))
+}
+
 // kept returns the number of elements that top-k sends, at least one.
 func (s Spec) kept(elems int) int { return max(1, int(math.Round(s.Param*float64(elems)))) }
 

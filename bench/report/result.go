@@ -13,11 +13,13 @@ type Result struct {
 	Server  string `json:"server,omitempty"`
 	Workers int    `json:"workers"`
 	Model   string `json:"model"`
-	// Bytes is the size of the model on the wire: what one worker sends, and receives, per iteration.
+	// Bytes is the size of the model on the wire: what one worker sends, and receives, per iteration without codecs.
 	Bytes      uint64 `json:"bytes"`
 	DType      string `json:"dtype"`
 	Optimizer  string `json:"optimizer"`
 	ChunkBytes uint32 `json:"chunk_bytes"`
+	// Codecs is nil without codecs.
+	Codecs *Codecs `json:"codecs,omitempty"`
 	// Lanes is the number of cores that aggregate.
 	Lanes int `json:"lanes"`
 	// Memory holds gradients and results: "arenas" of the transport, or "ordinary memory".
@@ -37,6 +39,12 @@ type Result struct {
 	Roofline Roofline `json:"roofline"`
 	// Replay is the breakdown of the time, where computation was replayed.
 	Replay *Replay `json:"replay,omitempty"`
+	Verdict
+	Note string `json:"note,omitempty"`
+}
+
+// Verdict is the comparison of the workers' results with plain Go's.
+type Verdict struct {
 	// Wrong counts the elements of tensors that differ from the reference, of all workers; with Verified false nothing was compared.
 	Wrong    uint64 `json:"wrong"`
 	Verified bool   `json:"verified"`
@@ -44,7 +52,6 @@ type Result struct {
 	Checksum string `json:"checksum"`
 	// Reference is the checksum of what plain Go computed, where Verified.
 	Reference string `json:"reference_checksum,omitempty"`
-	Note      string `json:"note,omitempty"`
 }
 
 // Roofline is the most that the machine can do of what an exchange needs, measured in the same run.
@@ -93,7 +100,13 @@ func (r *Result) SetTimes(exchanges TimeUS, workerMeanUS []float64) {
 }
 
 // Moved is the bytes an exchange cannot avoid moving: every worker's gradient once in, every worker's result once out.
-func (r *Result) Moved() uint64 { return 2 * uint64(r.Workers) * r.Bytes }
+func (r *Result) Moved() uint64 {
+	both := 2 * r.Bytes
+	if r.Codecs != nil {
+		both = r.Codecs.Gradients.Bytes + r.Codecs.Answers.Bytes
+	}
+	return uint64(r.Workers) * both
+}
 
 // SetRoofline fills in the roofline and the exchange's share of it; times must be set.
 func (r *Result) SetRoofline(roof Roofline) {

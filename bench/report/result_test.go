@@ -65,7 +65,7 @@ func TestOnlySoftwareProvidersCarryTheNote(t *testing.T) {
 
 // The names are what users' scripts read: they do not change.
 func TestResultJSONKeys(t *testing.T) {
-	data, err := json.Marshal(Result{Server: "s", Note: "n", Reference: "r"})
+	data, err := json.Marshal(Result{Server: "s", Note: "n", Verdict: Verdict{Reference: "r"}})
 	if err != nil {
 		t.Fatal(err)
 	}

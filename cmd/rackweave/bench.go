@@ -275,6 +275,9 @@ func printResults(cmd *cobra.Command, results []report.Result, jsonFile string) 
 				fmt.Fprintf(w, ", plain Go %s", res.Reference)
 			}
 			fmt.Fprintln(w)
+			if res.Codecs != nil {
+				fmt.Fprintf(w, "# workers=%d: %v\n", res.Workers, res.Codecs)
+			}
 		}
 	})
 	if err != nil {

@@ -187,10 +187,8 @@ func codecsOf(text string, m models.Model, d chunk.DType) (*plannedCodecs, error
 	c := &plannedCodecs{Names: p.String()}
 	const whole = chunk.DefaultChunkBytes / 4
 	for _, t := range m.Tensors {
-		for left := t.Elems(); left > 0; left -= min(left, whole) {
-			c.Gradients += float64(p.Up.Bytes(int(min(left, whole))))
-			c.Answers += float64(p.Down.Bytes(int(min(left, whole))))
-		}
+		c.Gradients += float64(p.Up.TensorBytes(t.Elems(), whole))
+		c.Answers += float64(p.Down.TensorBytes(t.Elems(), whole))
 	}
 	return c, nil
 }
