@@ -14,8 +14,6 @@ import (
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/racktest"
 	"github.com/rackweave/rackweave/aggregate/store"
-	"github.com/rackweave/rackweave/cgo/fabric/simfabric"
-	"github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/verbs"
@@ -445,63 +443,6 @@ func TestWhatIsKeptForAnswersIsCharged(t *testing.T) {
 		coded, codedHeld := need("int8/int8")
 		if more := coded - raw; more < codedHeld-rawHeld || more > 4<<20+4<<20/64 || codedHeld-rawHeld < 4<<20 {
 			t.Errorf("mode %v: %d bytes more are charged for %d more that are held", mode, more, codedHeld-rawHeld)
-		}
-	}
-}
-
-// The first steps' residuals are in the last step's gradients.
-func TestJobsWithCodecsEqualPlainGoBitForBit(t *testing.T) {
-	momentum := optim.SGDMXNet.Defaults()
-	momentum.Momentum, momentum.WD = 0.9, 1e-4
-	for _, transport := range []struct{ provider, options string }{
-		{simfabric.Provider, ""}, {simfabric.Provider, ",by_reference=1"}, {verbs.ProviderSHM, ""}, {verbs.ProviderTCP, ""},
-	} {
-		for _, tc := range []struct {
-			codecs string
-			mode   aggregate.Mode
-			rule   optim.Rule
-			hyper  optim.Hyper
-		}{
-			{"int8/none", aggregate.Eager, optim.SGDMXNet, momentum},
-			{"int8", aggregate.Eager, optim.SGDMXNet, momentum},
-			{"int4/int8:stochastic", aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults()},
-			{"int4:stochastic", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults()},
-			{"sign/none", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults()},
-			{"sign", aggregate.Eager, optim.SGDMXNet, momentum},
-			{"2bit:0.5", aggregate.Eager, optim.SGDMXNet, momentum},
-			{"ternary", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults()},
-			{"topk:1%/none", aggregate.Eager, optim.SGDMXNet, momentum},
-			{"topk:20%", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults()},
-			{"fp8-e4m3/fp8-e5m2", aggregate.Eager, optim.AdamTorch, optim.AdamTorch.Defaults()},
-			{"none/int4", aggregate.Eager, optim.SGDMXNet, momentum},
-			{"none/int4", aggregate.Aggregate, optim.Sum, optim.Sum.Defaults()},
-		} {
-			t.Run(fmt.Sprint(transport.provider, transport.options, " ", pair(t, tc.codecs, true), " ", tc.mode), func(t *testing.T) {
-				r, network := manualRack(t, transport.provider, transport.options, 3, racktest.Config{
-					Lanes: 2, Window: 4, Staging: 3, Arena: tc.mode == aggregate.Eager,
-					Job: aggregate.JobConfig{Name: "job", Mode: tc.mode, Rule: tc.rule, Hyper: tc.hyper, ChunkBytes: 4096,
-						Compress: pair(t, tc.codecs, true)},
-					Tensors: tensorsOf(chunk.F32, 1, 5000, 1023, 20000, 3),
-				})
-				exchange(t, r, 4, driven(r, network))
-			})
-		}
-	}
-}
-
-// Where answers that are raw come into the memory of compressed gradients, no answer is written before the gradients are read.
-func TestRawAnswersComeAfterTheShorterGradientsWereRead(t *testing.T) {
-	for _, mode := range []aggregate.Mode{aggregate.Eager, aggregate.Aggregate} {
-		for _, copies := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%v, copies %v", mode, copies), func(t *testing.T) {
-				c := sumJob("job", 30_000, 700)
-				c.Copy, c.Job.Mode, c.Job.ChunkBytes, c.Job.Compress = copies, mode, 32<<10, pair(t, "int8/none", true)
-				if mode == aggregate.Eager {
-					c.Job.Rule, c.Job.Hyper = optim.SGDTorch, optim.SGDTorch.Defaults()
-				}
-				r := threadedRack(t, verbs.ProviderSHM, 2, c)
-				exchange(t, r, 3, func(ops [][]worker.Op) error { return runAll(r, ops) })
-			})
 		}
 	}
 }
