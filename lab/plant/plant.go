@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// Plant is a bug: New replaces Old in a function of the file.
+// Plant is a bug: New replaces Old in a function of the file. In C, New asks PLANTED whether the bug
+// is active.
 type Plant struct {
 	Name     string
 	File     string // from the module's root
@@ -22,6 +23,10 @@ type Plant struct {
 func (p *Plant) Check(t *testing.T) {
 	t.Helper()
 	text := read(t, filepath.Join(root(t), p.File))
+	sow := sow
+	if isC(p.File) {
+		sow = sowC
+	}
 	if _, err := sow(p.File, text, []seed{{*p, 1}}); err != nil {
 		t.Fatal(err)
 	}
@@ -45,19 +50,24 @@ func Build(t *testing.T, plants []Plant) *Bed {
 	laid := 0
 	lay := func(file, text string) {
 		laid++
-		overlay[file] = filepath.Join(dir, fmt.Sprint(laid, ".go"))
+		overlay[file] = filepath.Join(dir, fmt.Sprint(laid, filepath.Ext(file)))
 		if err := os.WriteFile(overlay[file], []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for name, seeds := range files {
-		file := filepath.Join(root, name)
+		file, sow := filepath.Join(root, name), sow
+		if isC(name) {
+			sow = sowC
+		}
 		sown, err := sow(name, read(t, file), seeds)
 		if err != nil {
 			t.Fatal(err)
 		}
 		lay(file, sown.text)
-		lay(filepath.Join(filepath.Dir(file), "planted.go"), sown.variable())
+		if sown.pkg != "" {
+			lay(filepath.Join(filepath.Dir(file), "planted.go"), sown.variable())
+		}
 	}
 	list, err := json.Marshal(map[string]map[string]string{"Replace": overlay})
 	if err != nil {

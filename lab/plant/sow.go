@@ -62,6 +62,20 @@ func sow(name, text string, seeds []seed) (*sown, error) {
 	return &sown{text + twins, parsed.Name.Name}, nil
 }
 
+func isC(file string) bool { return strings.HasSuffix(file, ".c") }
+
+// sowC replaces each place by one that has the bug if it is active.
+func sowC(name, text string, seeds []seed) (*sown, error) {
+	for _, s := range seeds {
+		if n := strings.Count(text, s.Old); n != 1 {
+			return nil, fmt.Errorf("%s has %q %d times: change the plant so that it names one place", name, s.Old, n)
+		}
+		text = strings.Replace(text, s.Old, strings.ReplaceAll(s.New, "PLANTED", fmt.Sprintf("(planted() == %d)", s.number)), 1)
+	}
+	const function = "#include <stdlib.h>\nstatic int planted(void) { const char *s = getenv(%q); return s ? atoi(s) : 0; }\n"
+	return &sown{text: fmt.Sprintf(function, variable) + text}, nil
+}
+
 // calling returns statements that call a function's twin and return its results.
 func calling(f *ast.FuncDecl, twin string, source func(ast.Node) string) string {
 	call := append(arguments(f.Recv, source), twin)

@@ -74,6 +74,23 @@ var plants = []planted{
 		Old: "Chunk: *c, Bytes",
 		New: "Chunk: store.Chunk{Addr: c.Addr, Region: c.Region, Offset: c.Offset, Elems: c.Elems, Norms: c.Norms}, Bytes",
 	}},
+	{Plant: plant.Plant{
+		Name: "a chunk that was NACKed is encoded again, and its residual committed twice", File: "cgo/worker/coding.c",
+		Old: "if (c->kept) {", New: "if (c->kept && !PLANTED) {",
+	}},
+	{Plant: plant.Plant{
+		Name: "a residual is lost on a NACK", File: "cgo/worker/coding.c",
+		Old: "c->kept = 1;",
+		New: "c->kept = !PLANTED; if (PLANTED) memset(w->tensors[c->tensor].coding->residual + c->offset, 0, c->elems * sizeof(float));",
+	}},
+	{Plant: plant.Plant{
+		Name: "an answer changes the reference twice", File: "aggregate/store/codecs.go",
+		Old: "return e.Run(k.ISA)", New: "e.Run(k.ISA)\n\treturn e.Run(k.ISA)",
+	}},
+	{Plant: plant.Plant{
+		Name: "a payload is read as another worker's", File: "aggregate/shard/actions.go",
+		Old: "at.Payload, at.Form", New: "at.Payload, s.Form[0]",
+	}},
 	{paced: true, Plant: plant.Plant{
 		Name: "a gate lets workers lead by one step too many", File: "policy/stale.go",
 		Old: "plus(p.min(), p.bound)", New: "plus(p.min()+1, p.bound)",
