@@ -260,11 +260,14 @@ func compress(s *Schedule) {
 		if err != nil {
 			panic(err)
 		}
-		if p.Up.Dense() || !slices.Contains(j.Rule.Takes(), "beta2") {
+		if p.Up.Dense() || !j.squares() {
 			j.Codecs = p
 		}
 	}
 }
+
+// squares reports whether the job's rule divides by the root of mean squares, which sparse codecs disturb.
+func (j *JobSchedule) squares() bool { return slices.Contains(j.Rule.Takes(), "beta2") }
 
 // batch draws the sizes of tensors: one element, about a chunk, several chunks.
 func (d draw) batch(wire chunk.DType) (elems []uint64) {

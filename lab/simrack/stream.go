@@ -96,11 +96,15 @@ func DrawPaced(seed uint64) *Schedule {
 
 // pace converts a job to mode stream.
 func (d draw) pace(j *JobSchedule) {
-	j.Mode, j.Codecs = aggregate.Stream, codec.Pair{}
+	j.Mode = aggregate.Stream
 	rules := optim.Rules()[1:]
 	for !suits(j.Rule, j.Mode) {
 		j.Rule = rules[d.IntN(len(rules))]
 		j.Hyper = j.Rule.Defaults()
+	}
+	j.Codecs.Down = codec.Spec{}
+	if !j.Codecs.Up.Dense() && j.squares() {
+		j.Codecs = codec.Pair{}
 	}
 	rate := []string{"", "", "staleness", "0.5"}[d.IntN(4)]
 	draws := func() pacing { return d.pacing(len(j.Workers), rate) }
@@ -192,8 +196,10 @@ type streamFollowed struct {
 	after         [][]uint32     // by step
 	phases        map[uint64]int // by step: the phase in which it was pushed
 	got           [][]float32    // by tensor: the values that its memory must hold
-	ended         []int          // number of steps ended, by lane
-	begun         int            // number of steps that it was released to
+	coded         []*codec.Stream
+	decoded       []map[int][]float32 // by tensor, then phase: its gradients as a codec leaves them
+	ended         []int               // number of steps ended, by lane
+	begun         int                 // number of steps that it was released to
 }
 
 func newStreamOracle(j *job) *streamOracle {
@@ -271,6 +277,14 @@ func (o *streamOracle) event(lane int, e *aggregate.TraceEvent) error {
 	return o.apply(int(e.Worker), id, e)
 }
 
+// gradient returns a worker's gradient in a phase, as the aggregator has it.
+func (o *streamOracle) gradient(phase, w, t int) []float32 {
+	if o.job.Codecs.Up.ID != codec.Raw {
+		return o.workers[w].decoded[t][phase]
+	}
+	return o.job.oracle.gradient(phase, w, t)
+}
+
 // part returns a chunk's part of a tensor's values.
 func (o *streamOracle) part(id int, of []float32) []float32 {
 	c := o.job.rack.Plan.Chunk(id)
@@ -304,7 +318,7 @@ func (o *streamOracle) apply(w, id int, e *aggregate.TraceEvent) error {
 	o.ref.Hyper = o.hyper
 	o.ref.Hyper.Scale *= float64(len(o.workers))
 	o.ref.Hyper.LR *= o.job.Policy.Rate(len(o.workers), uint64(o.updates[id]-f.seen[id]))
-	gradient := o.part(id, o.job.oracle.gradient(m.sent[t], w, t))
+	gradient := o.part(id, o.gradient(m.sent[t], w, t))
 	values := o.ref.StepTensor(id, [][]float32{gradient})
 	o.updates[id]++
 	for len(f.after) <= f.begun {
@@ -355,7 +369,7 @@ func (o *streamOracle) update(id int) error {
 		if !slices.Contains(o.job.Phases[phase].tensors, t) {
 			return nil
 		}
-		return o.part(id, o.job.oracle.gradient(phase, w, t))
+		return o.part(id, o.gradient(phase, w, t))
 	})
 	return wrong
 }
@@ -424,7 +438,17 @@ func (o *streamOracle) release(w int) error {
 
 // push records that a worker pushes a tensor.
 func (o *streamOracle) push(m *member, t int) error {
-	o.workers[m.rank].phases[m.step] = m.phase
+	f, up := &o.workers[m.rank], o.job.Codecs.Up
+	f.phases[m.step] = m.phase
+	if up.ID != codec.Raw {
+		for len(f.coded) <= t {
+			i := len(f.coded)
+			key := codec.Key{Tensor: uint32(i), Rank: uint32(m.rank)}
+			f.coded = append(f.coded, codec.NewStream(up, int(o.job.oracle.elems[i]), chunkBytes/4, key))
+			f.decoded = append(f.decoded, map[int][]float32{})
+		}
+		f.decoded[t][m.phase] = f.coded[t].Gradient(o.job.oracle.gradient(m.phase, m.rank, t), 1)
+	}
 	return o.fresh(m, t)
 }
 
