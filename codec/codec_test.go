@@ -380,7 +380,7 @@ func TestBrokenPayloadsAreRefused(t *testing.T) {
 			"raw":      func(p []byte) []byte { p[0] = 0; return p },
 			"version":  func(p []byte) []byte { p[1]++; return p },
 			"flags":    func(p []byte) []byte { p[2] ^= 2; return p },
-			"reserved": func(p []byte) []byte { p[3] = 1; return p },
+			"reserved": func(p []byte) []byte { p[3] = 2; return p },
 			"count":    func(p []byte) []byte { p[4]++; return p },
 			"energy":   func(p []byte) []byte { putFloat(p[8:], float32(math.NaN())); return p },
 			"lost":     func(p []byte) []byte { putFloat(p[12:], -1); return p },

@@ -17,6 +17,9 @@
 // [TopK] sends the values of the elements with the largest magnitudes, in f32 and by index, then the indexes: as u16, or as a
 // bitmap where that is shorter.
 //
+// Byte 3 of the header is 0 or 1, and changes no value. A worker sets it to 1, after encoding, if it can send the next message of
+// the lane at once: then the link, and not the worker, decides when that arrives.
+//
 // # Error feedback
 //
 // A worker keeps what a payload lost, and adds it to its next gradient g (equations 6 and 7 of ACE-Sync, with gamma 1):

@@ -46,11 +46,12 @@ enum {
 	RWK_CODEC_BLOCK = %d, /* elements */
 	RWK_CODEC_VERSION = %d,
 	RWK_CODEC_BITMAP = %d, /* of the flags */
+	RWK_CODEC_MORE = %d, /* of byte 3 */
 	RWK_CODECS = %d
 };
 
 #endif
-`, HeaderBytes, Block, Version, flagBitmap, codecs)
+`, HeaderBytes, Block, Version, flagBitmap, flagMore, codecs)
 	return b.String()
 }
 

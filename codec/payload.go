@@ -14,6 +14,7 @@ const (
 	Version     = 1
 
 	flagBitmap = 1 // top-k: a bitmap instead of indexes
+	flagMore   = 1 // of byte 3
 )
 
 // ErrPayload is wrapped by the error for a payload that does not decode.
@@ -21,8 +22,9 @@ var ErrPayload = errors.New("invalid compressed payload")
 
 // Header is the first 16 bytes of a compressed payload, in little-endian order.
 type Header struct {
-	ID    ID     // byte 0; byte 1 is the version, byte 2 the flags, and byte 3 is 0
+	ID    ID     // byte 0; byte 1 is the version, and byte 2 the flags
 	Flags uint8  //
+	More  bool   // bit 0 of byte 3; see the package's doc
 	Count uint32 // bytes 4 to 8: of elements that have a value
 	// bytes 8 to 16: the sums of squares of the elements, and of what the codec loses of them
 	Energy, Lost float32
@@ -30,7 +32,8 @@ type Header struct {
 
 // HeaderOf returns the header of a compressed payload.
 func HeaderOf(p []byte) Header {
-	return Header{ID: ID(p[0]), Flags: p[2], Count: binary.LittleEndian.Uint32(p[4:]), Energy: getFloat(p[8:]), Lost: getFloat(p[12:])}
+	return Header{ID: ID(p[0]), Flags: p[2], More: p[3]&flagMore != 0, Count: binary.LittleEndian.Uint32(p[4:]),
+		Energy: getFloat(p[8:]), Lost: getFloat(p[12:])}
 }
 
 func (h *Header) form() Form { return Form(h.ID) | Form(h.Flags)<<8 | Form(h.Count)<<32 }
@@ -71,7 +74,7 @@ func Check(p []byte, elems int) (Form, error) {
 		return invalid("version %d: use %d", p[1], Version)
 	case h.ID == Raw || h.ID >= codecs:
 		return invalid("unknown codec %d", p[0])
-	case p[3] != 0 || h.Flags != 0 && (h.ID != TopK || h.Flags != flagBitmap):
+	case p[3] > flagMore || h.Flags != 0 && (h.ID != TopK || h.Flags != flagBitmap):
 		return invalid("flags %#x %#x", h.Flags, p[3])
 	case !(h.Energy >= 0) || !(h.Lost >= 0):
 		return invalid("sums of squares %v and %v", h.Energy, h.Lost)

@@ -148,6 +148,8 @@ struct rw_codec {
  * The wire type must be RW_F32. Payloads that the codec would not shorten, or cannot hold, travel as they are.
  */
 RW_API int rw_compress(rw_session *session, uint32_t tensor, const struct rw_codec *codec);
+/* As rw_compress, from the tensor's gradient of a number on, counted from 0. Returns -EAGAIN if that one has begun. */
+RW_API int rw_compress_from(rw_session *session, uint32_t tensor, const struct rw_codec *codec, uint32_t from);
 /*
  * Copies what a tensor's codecs have left to values, f32[elems], or from there if set is not 0: another session can go on with it.
  * Returns -ENOENT if the tensor never had a codec, and -EBUSY while it is exchanged.

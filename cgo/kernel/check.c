@@ -43,7 +43,7 @@ const char *rwk_check(const void *payload, uint64_t bytes, uint64_t n, uint64_t 
 		return "it has another version";
 	if (id >= RWK_CODECS || bits_of[id] == 0)
 		return "its codec is unknown, or sparse";
-	if (p[2] || p[3])
+	if (p[2] || p[3] & ~RWK_CODEC_MORE)
 		return "it has unknown flags";
 	if (!within(float_at(p + 8), INFINITY) || !within(float_at(p + 12), INFINITY))
 		return "its sums of squares are not positive";

@@ -26,6 +26,7 @@ enum {
 	RWK_CODEC_BLOCK = 512, /* elements */
 	RWK_CODEC_VERSION = 1,
 	RWK_CODEC_BITMAP = 1, /* of the flags */
+	RWK_CODEC_MORE = 1, /* of byte 3 */
 	RWK_CODECS = 9
 };
 

@@ -37,10 +37,15 @@ static rw_worker *worker_for(rw_session *s, int *rc)
 
 int rw_compress(rw_session *s, uint32_t tensor, const struct rw_codec *codec)
 {
+	return rw_compress_from(s, tensor, codec, 0);
+}
+
+int rw_compress_from(rw_session *s, uint32_t tensor, const struct rw_codec *codec, uint32_t from)
+{
 	int rc;
 	rw_worker *w = worker_for(s, &rc);
 
-	return w ? rw_worker_compress(w, tensor, codec) : rc;
+	return w ? rw_worker_compress(w, tensor, codec, from) : rc;
 }
 
 int rw_residual(rw_session *s, uint32_t tensor, float *values, int set)

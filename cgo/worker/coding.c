@@ -5,8 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-/* The place of what a codec lost, in squares, in a payload's header. */
-enum { PAYLOAD_LOST = 12 };
+/* The places in a payload's header of whether more follows at once, and of what a codec lost, in squares. */
+enum { PAYLOAD_MORE = 3, PAYLOAD_LOST = 12 };
 
 /* Returns memory with its pages in place, so that the data path does not wait for them. */
 static float *zeros(uint64_t elems)
@@ -68,7 +68,7 @@ static int check(const struct rw_worker *w, uint32_t tensor, const struct rw_cod
 	return 0;
 }
 
-int rw_worker_compress(rw_worker *w, uint32_t tensor, const struct rw_codec *codec)
+int rw_worker_compress(rw_worker *w, uint32_t tensor, const struct rw_codec *codec, uint32_t from)
 {
 	struct coding *k = NULL;
 	uint64_t elems = 0;
@@ -89,11 +89,16 @@ int rw_worker_compress(rw_worker *w, uint32_t tensor, const struct rw_codec *cod
 		w->tensors[tensor].coding = k;
 		k = NULL;
 	}
-	if (w->tensors[tensor].coding)
+	if (from && w->tensors[tensor].gradients > from) {
+		rc = rwf_fail(EAGAIN, "compress: tensor %u from gradient %u on: %u have begun: name a later one", tensor, from,
+			      w->tensors[tensor].gradients);
+	} else if (w->tensors[tensor].coding) {
 		w->tensors[tensor].coding->next = *codec;
+		w->tensors[tensor].coding->from = from;
+	}
 	pthread_mutex_unlock(&w->lock);
 	free_coding(k);
-	return 0;
+	return rc;
 }
 
 int rw_worker_residual(rw_worker *w, uint32_t tensor, float *values, int set)
@@ -118,8 +123,10 @@ uint8_t coding_begin(struct tensor *t)
 	const float rate = t->hyper[RECORD_LR] * t->hyper[RECORD_SCALE];
 	struct coding *k = t->coding;
 
-	k->flush |= k->up.id && !k->next.id;
-	k->up = k->next;
+	if (t->gradients > k->from) {
+		k->flush |= k->up.id && !k->next.id;
+		k->up = k->next;
+	}
 	if (!k->up.id && !k->flush)
 		return 0;
 	k->flush = 0;
@@ -167,6 +174,12 @@ void coding_send(struct rw_worker *w, struct chunk *c, char *payload)
 	} else if (!k->up.id && rwk_sumsq(w->cfg.isa, e.memory, e.n) != 0) {
 		k->flush = 1; /* the gradient could not take it along */
 	}
+}
+
+void coding_more(const struct chunk *c, char *payload)
+{
+	if (!c->kept && c->length < c->elems * sizeof(float))
+		payload[PAYLOAD_MORE] = RWK_CODEC_MORE;
 }
 
 void coding_keep(struct rw_worker *w, struct chunk *c, const char *payload)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"syscall"
 	"testing"
 	"unsafe"
 
@@ -75,6 +76,9 @@ func (p *peer) exchange(want [][]byte, nacks func(m message) bool) {
 			p.t.Fatalf("%d of %d chunks came", answered, len(want))
 		}
 		for _, m := range came {
+			if len(m.payload) < 4*codedChunk && len(m.payload) < len(answerOf(m.index)) {
+				m.payload[3] &^= 1 // which TestPayloadsTellWhetherMoreFollows compares
+			}
 			if !bytes.Equal(m.payload, want[m.index]) {
 				p.t.Fatalf("chunk %d came with %d bytes, expected %d, and these or others:\n%x\n%x", m.index, len(m.payload),
 					len(want[m.index]), m.payload[:min(len(m.payload), 48)], want[m.index][:min(len(want[m.index]), 48)])
@@ -228,6 +232,46 @@ func TestACodecChangesAtTheNextGradient(t *testing.T) {
 }
 
 // The first gradient without a codec takes all that is left along. Later ones travel from the caller's memory.
+func TestACodecHoldsFromItsGradientOn(t *testing.T) {
+	p, s, r := codedPeer(t), newSender(specOf(t, "int8")), rand.New(rand.NewPCG(3, 9))
+	src := p.alloc(codedElems)
+	int4 := worker.Codec{ID: uint8(codec.Int4)}
+	compress(p, s.spec)
+	for step := range 6 {
+		switch step {
+		case 2:
+			p.must(worker.CompressFrom(p.w, 0, int4, 4), "compress")
+		case 3:
+			if rc := worker.CompressFrom(p.w, 0, worker.Codec{ID: uint8(codec.Sign)}, 2); rc != -int(syscall.EAGAIN) {
+				t.Fatalf("a codec of a gradient that has begun: %d", rc)
+			}
+		case 4:
+			s.spec = specOf(t, "int4")
+		}
+		fill(src, r)
+		want := s.payloads(src, 1)
+		p.submit(0, src, src)
+		p.exchange(want, nil)
+	}
+}
+
+// Six chunks wait for a window of four, so the fourth waits for an answer.
+func TestPayloadsTellWhetherMoreFollows(t *testing.T) {
+	p := codedPeer(t)
+	src := p.alloc(codedElems)
+	compress(p, specOf(t, "int8"))
+	p.submit(0, src, src)
+	came := p.came()
+	for i, m := range came {
+		if more := codec.HeaderOf(m.payload).More; more != (i < peerWindow-1) {
+			t.Errorf("chunk %d of %d: %v", i, len(came), more)
+		}
+	}
+	if len(came) != peerWindow {
+		t.Errorf("%d chunks came", len(came))
+	}
+}
+
 func TestTheGradientAfterTheCodecSendsTheResidual(t *testing.T) {
 	p, s, r := codedPeer(t), newSender(specOf(t, "sign")), rand.New(rand.NewPCG(7, 8))
 	src, dst := p.alloc(codedElems), p.alloc(codedElems)

@@ -82,7 +82,8 @@ enum { USED_SRC, USED_DST, USED_ENDS };
 
 /* How a tensor's gradients are encoded. */
 struct coding {
-	struct rw_codec up, next; /* of the present gradient, and from the next one on */
+	struct rw_codec up, next; /* of the present gradient, and from a later one on */
+	uint32_t from;            /* the number of that one, or less if it was the next */
 	float *residual;          /* what is still to be sent */
 	char *kept;               /* payloads of chunks that were NACKed, each where its elements would be */
 	float rate, factor;       /* lr * scale of the last gradient; the residual's factor in the present one */
@@ -263,6 +264,8 @@ static inline uint32_t tensor_named(const struct lane *l, uint32_t name)
 uint8_t coding_begin(struct tensor *t);
 /* Writes a chunk's payload, and remembers its length. A chunk is encoded once, because that changes the residual. */
 void coding_send(struct rw_worker *w, struct chunk *c, char *payload);
+/* Marks the payload of a chunk after which the lane can send more at once. */
+void coding_more(const struct chunk *c, char *payload);
 /* Keeps the payload of a chunk that was NACKed. */
 void coding_keep(struct rw_worker *w, struct chunk *c, const char *payload);
 /*

@@ -183,6 +183,8 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 	}
 	queue_sent(w, l, index);
 	c->state = CHUNK_IN_FLIGHT;
+	if (t->coded && l->in_flight < w->cfg.window && queue_next(w, l) != NONE)
+		coding_more(c, staging_at(w, l, c->staging));
 	w->stats.sent_chunks++;
 	w->stats.sent_bytes += t->coded ? c->length : payload ? bytes : 0;
 	w->stats.sent_raw_bytes += payload ? bytes : 0;

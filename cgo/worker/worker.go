@@ -222,9 +222,13 @@ func Hyper(w Worker, tensor uint32, hyper *[8]float32) int {
 }
 
 // Compress sets the codec of a tensor's gradients from its next one on.
-func Compress(w Worker, tensor uint32, c Codec) int {
+func Compress(w Worker, tensor uint32, c Codec) int { return CompressFrom(w, tensor, c, 0) }
+
+// CompressFrom sets the codec of a tensor's gradients from the one of a number on, counted from 0. If it is 0, that is the next
+// one. If that gradient has begun, CompressFrom returns -EAGAIN, and the codec stays.
+func CompressFrom(w Worker, tensor uint32, c Codec, from uint32) int {
 	c.size = C.sizeof_struct_rw_codec
-	return int(C.rw_worker_compress((*C.rw_worker)(w), C.uint32_t(tensor), (*C.struct_rw_codec)(unsafe.Pointer(&c))))
+	return int(C.rw_worker_compress((*C.rw_worker)(w), C.uint32_t(tensor), (*C.struct_rw_codec)(unsafe.Pointer(&c)), C.uint32_t(from)))
 }
 
 func Submit(w Worker, ops []Op, handles []uint64) int {
