@@ -69,9 +69,9 @@ LOOP void gather_inputs(const struct rwk_encoding *e, uint64_t from, uint64_t to
 
 FN int32_t bounds_any(const struct rwk_encoding *e, uint64_t from, uint64_t to, float part[RWK_CODED], int mean)
 {
-	vn most[PARTS] = {0};
+	vn most[2] = {0};
 	vf sum[PARTS];
-	int32_t lanes[RWK_CODED], all = 0;
+	int32_t lanes[WIDTH], all = 0;
 
 	for (int v = 0; v < PARTS; v++)
 		sum[v] = vf_load(part + v * WIDTH);
@@ -80,14 +80,15 @@ FN int32_t bounds_any(const struct rwk_encoding *e, uint64_t from, uint64_t to, 
 
 		inputs(x, e, i);
 		for (int v = 0; v < PARTS; v++) {
-			most[v] = (vn)vi_max((vi)most[v], (vi)magnitude(x[v]));
+			most[v % 2] = (vn)vi_max((vi)most[v % 2], (vi)magnitude(x[v]));
 			if (mean)
 				sum[v] = sum[v] + FLOATS(magnitude(x[v]));
 		}
 	}
-	for (int v = 0; v < PARTS; v++)
-		memcpy(lanes + v * WIDTH, &most[v], sizeof most[v]);
-	for (int j = 0; j < RWK_CODED; j++)
+	vn both = (vn)vi_max((vi)most[0], (vi)most[1]);
+
+	memcpy(lanes, &both, sizeof lanes);
+	for (int j = 0; j < WIDTH; j++)
 		all = lanes[j] > all ? lanes[j] : all;
 	for (int v = 0; v < PARTS; v++)
 		vf_store(part + v * WIDTH, sum[v]);
@@ -99,39 +100,60 @@ LOOP int32_t bounds(const struct rwk_encoding *e, uint64_t from, uint64_t to, fl
 	return e->codec == RWK_CODEC_SIGN ? bounds_any(e, from, to, part, 1) : bounds_any(e, from, to, part, 0);
 }
 
-/* Philox4x32-10 of so many counters, which gives four numbers in [0, 1) each. */
+/* The counters of Philox4x32-10, a 32-bit word of each in a lane of 64 bits, above which anything may lie. */
+struct counters {
+	vw c0, c1, c2, c3;
+};
+
+FN void philox_round(struct counters *c, uint32_t k0, uint32_t k1)
+{
+	vw p0 = vw_product(c->c0, 0xd2511f53), p1 = vw_product(c->c2, 0xcd9e8d57);
+
+	c->c0 = p1 >> 32 ^ c->c1 ^ (k0 - (vw){0});
+	c->c2 = p0 >> 32 ^ c->c3 ^ (k1 - (vw){0});
+	c->c1 = p1;
+	c->c3 = p0;
+}
+
+/* Returns a number in [0, 1) of 24 bits of each word. */
+FN vf fraction(vn words)
+{
+	return CONVERT(words >> 8 & 0xffffff, vf) * 0x1p-24f;
+}
+
+FN void store_fractions(float *u, const struct counters c)
+{
+#if WIDTH == 1
+	u[0] = fraction((vn)c.c0);
+	u[1] = fraction((vn)c.c1);
+	u[2] = fraction((vn)c.c2);
+	u[3] = fraction((vn)c.c3);
+#else
+	vw low = (c.c0 & UINT32_MAX) | c.c1 << 32, high = (c.c2 & UINT32_MAX) | c.c3 << 32;
+
+	vf_store(u, fraction((vn)vw_first(low, high)));
+	vf_store(u + WIDTH, fraction((vn)vw_second(low, high)));
+#endif
+}
+
+/* Draws four numbers in [0, 1) from each of so many counters, a multiple of 16. */
 LOOP void uniforms(const struct rwk_encoding *e, uint64_t counter, int counters, float *u)
 {
-	enum { BATCH = 16 };
+	enum { SETS = 2, LANES = sizeof(vw) / 8 };
 
-	for (int at = 0; at < counters; at += BATCH, u += 4 * BATCH) {
-		uint32_t c0[BATCH], c1[BATCH], c2[BATCH], c3[BATCH];
+	for (int at = 0; at < counters; at += SETS * LANES) {
+		struct counters c[SETS];
 		uint32_t k0 = (uint32_t)e->seed, k1 = (uint32_t)(e->seed >> 32);
 
-		for (int j = 0; j < BATCH; j++) {
-			c0[j] = (uint32_t)counter + (uint32_t)(at + j);
-			c1[j] = e->tensor;
-			c2[j] = e->step;
-			c3[j] = e->rank;
+		for (int s = 0; s < SETS; s++) {
+			c[s] = (struct counters){vw_counters(counter + (uint64_t)(at + s * LANES)), e->tensor - (vw){0},
+						 e->step - (vw){0}, e->rank - (vw){0}};
 		}
-		for (int round = 0; round < 10; round++) {
-			for (int j = 0; j < BATCH; j++) {
-				uint64_t p0 = (uint64_t)0xd2511f53 * c0[j], p1 = (uint64_t)0xcd9e8d57 * c2[j];
-
-				c0[j] = (uint32_t)(p1 >> 32) ^ c1[j] ^ k0;
-				c2[j] = (uint32_t)(p0 >> 32) ^ c3[j] ^ k1;
-				c1[j] = (uint32_t)p1;
-				c3[j] = (uint32_t)p0;
-			}
-			k0 += 0x9e3779b9;
-			k1 += 0xbb67ae85;
-		}
-		for (int j = 0; j < BATCH; j++) {
-			u[4 * j] = (float)(int32_t)(c0[j] >> 8) * 0x1p-24f;
-			u[4 * j + 1] = (float)(int32_t)(c1[j] >> 8) * 0x1p-24f;
-			u[4 * j + 2] = (float)(int32_t)(c2[j] >> 8) * 0x1p-24f;
-			u[4 * j + 3] = (float)(int32_t)(c3[j] >> 8) * 0x1p-24f;
-		}
+		for (int round = 0; round < 10; round++, k0 += 0x9e3779b9, k1 += 0xbb67ae85)
+			for (int s = 0; s < SETS; s++)
+				philox_round(&c[s], k0, k1);
+		for (int s = 0; s < SETS; s++, u += 4 * LANES)
+			store_fractions(u, c[s]);
 	}
 }
 
@@ -170,22 +192,21 @@ FN uint64_t signs_of(vn x)
 	return vi_signs((vi)x);
 }
 
-/* Spreads 32 bits to the even bits of 64. */
-static inline uint64_t spread(uint64_t x)
-{
-	x = (x | x << 16) & 0x0000ffff0000ffff;
-	x = (x | x << 8) & 0x00ff00ff00ff00ff;
-	x = (x | x << 4) & 0x0f0f0f0f0f0f0f0f;
-	x = (x | x << 2) & 0x3333333333333333;
-	return (x | x << 1) & 0x5555555555555555;
-}
-
+#ifndef PACKS
 /* Packs the codes of a group that lie in a byte each. */
-FN void pack_nibbles(uint8_t *codes, const uint8_t bytes[RWK_CODED])
+FN void pack(uint8_t *codes, const uint8_t bytes[RWK_CODED], int bits)
 {
-	for (int j = 0; j < RWK_CODED / 2; j++)
-		codes[j] = (bytes[2 * j] & 15) | bytes[2 * j + 1] << 4;
+	const int each = 8 / bits;
+
+	for (int j = 0; j < RWK_CODED / each; j++) {
+		uint32_t all = 0;
+
+		for (int l = 0; l < each; l++)
+			all |= (bytes[each * j + l] & ((1U << bits) - 1)) << (l * bits);
+		codes[j] = (uint8_t)all;
+	}
 }
+#endif
 
 /* Counts x and what is lost of it. The residual becomes that; the reference gains what is sent. */
 FN void settle(const vf x[PARTS], const vf sent[PARTS], const struct rwk_encoding *e, uint64_t i, vf energy[PARTS], vf lost[PARTS])
@@ -223,8 +244,10 @@ FN void code_groups(int codec, int stochastic, const struct rwk_encoding *e, uin
 		lost[v] = vf_load(b->lost + v * WIDTH);
 	}
 	for (uint64_t i = from; i < to; i += RWK_CODED, codes += bits * RWK_CODED / 8, u += RWK_CODED) {
+#ifndef PACKS
 		uint8_t bytes[RWK_CODED];
-		uint64_t low = 0, high = 0;
+#endif
+		uint64_t signs = 0;
 		vf x[PARTS], sent[PARTS];
 
 		inputs(x, e, i);
@@ -254,7 +277,7 @@ FN void code_groups(int codec, int stochastic, const struct rwk_encoding *e, uin
 				sent[v] = zero + minifloat_level(f, code) * scale;
 				break;
 			case RWK_CODEC_SIGN:
-				low |= signs_of(NUMBERS(x[v])) << (v * WIDTH);
+				signs |= signs_of(NUMBERS(x[v])) << (v * WIDTH);
 				sent[v] = zero + FLOATS(NUMBERS(scale) | (NUMBERS(x[v]) & INT32_MIN));
 				break;
 			case RWK_CODEC_2BIT:
@@ -263,24 +286,24 @@ FN void code_groups(int codec, int stochastic, const struct rwk_encoding *e, uin
 					is = MASK(magnitude(x[v]) >= NUMBERS(scale));
 				else
 					is = MASK(magnitude(vf_load(u + v * WIDTH) * scale) < magnitude(x[v]));
-				low |= signs_of(is) << (v * WIDTH);
-				high |= signs_of(is & NUMBERS(x[v])) << (v * WIDTH);
+				code = is & (1 | (NUMBERS(x[v]) >> 30 & 2));
 				sent[v] = zero + FLOATS(is & (NUMBERS(scale) | (NUMBERS(x[v]) & INT32_MIN)));
 				break;
 			}
-			if (bits >= 4)
-				vi_narrow((bits == 8 ? codes : bytes) + v * WIDTH, (vi)code);
+#ifdef PACKS
+			if (bits > 1)
+				vi_pack(codes + v * WIDTH * bits / 8, (vi)code, bits);
+#else
+			if (bits > 1)
+				vi_bytes(bytes + v * WIDTH, (vi)code);
+#endif
 		}
-		if (bits == 4)
-			pack_nibbles(codes, bytes);
+#ifndef PACKS
+		if (bits > 1)
+			pack(codes, bytes, bits);
+#endif
 		if (bits == 1)
-			memcpy(codes, &low, sizeof low);
-		if (bits == 2) {
-			uint64_t pairs[2] = {spread(low & UINT32_MAX) | spread(high & UINT32_MAX) << 1,
-					     spread(low >> 32) | spread(high >> 32) << 1};
-
-			memcpy(codes, pairs, sizeof pairs);
-		}
+			memcpy(codes, &signs, sizeof signs);
 		settle(x, sent, e, i, energy, lost);
 	}
 	for (int v = 0; v < PARTS; v++) {
@@ -322,14 +345,17 @@ LOOP void code(const struct rwk_encoding *e, uint64_t from, uint64_t to, struct 
 	}
 }
 
-/* Returns which elements of a group have a magnitude of at least least, by its bits. */
-LOOP uint64_t at_least(const float *x, int32_t least)
+/* Sets a bit for each element of groups whose magnitude has bits from least to most. */
+LOOP void between(const float *x, uint64_t groups, int32_t least, int32_t most, uint64_t *are)
 {
-	uint64_t is = 0;
+	for (uint64_t i = 0; i < groups; i++, x += RWK_CODED) {
+		are[i] = 0;
+		for (int v = 0; v < PARTS; v++) {
+			vn bits = magnitude(vf_load(x + v * WIDTH));
 
-	for (int v = 0; v < PARTS; v++)
-		is |= signs_of(MASK(magnitude(vf_load(x + v * WIDTH)) >= least)) << (v * WIDTH);
-	return is;
+			are[i] |= signs_of(MASK(bits >= least) & MASK(bits <= most)) << (v * WIDTH);
+		}
+	}
 }
 
 /* Ends groups of top-k, whose values to send are known. */
@@ -496,6 +522,6 @@ LOOP void fold(int codec, float *x, const struct rwk_codes *in, uint32_t count, 
 
 #define RWK_CODERS                                                                                                                 \
 	{                                                                                                                          \
-		.fold = fold, .inputs = gather_inputs, .bounds = bounds, .uniforms = uniforms, .code = code, .at_least = at_least, \
+		.fold = fold, .inputs = gather_inputs, .bounds = bounds, .uniforms = uniforms, .code = code, .between = between,   \
 		.settle = settle_groups                                                                                            \
 	}

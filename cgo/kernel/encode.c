@@ -167,7 +167,7 @@ static void code_blocks(struct encoder *s)
 
 		to = e->n - from < RWK_CODEC_BLOCK ? e->n : from + RWK_CODEC_BLOCK;
 		if (random)
-			s->ops->uniforms(e, element / 4, (int)(sizeof u / sizeof *u / 4), u);
+			s->ops->uniforms(e, element / 4, RWK_CODEC_BLOCK / 4 + (element % 4 ? 16 : 0), u);
 		b.scale = float_at(s->payload + RWK_CODEC_HEADER + from / RWK_CODEC_BLOCK * 4);
 		b.codes = codes + from * bits / 8;
 		b.uniforms = u + element % 4;
@@ -204,12 +204,14 @@ static uint64_t block_inputs(struct encoder *s, uint64_t from, float x[RWK_CODEC
 	return to - from;
 }
 
-/* Returns the members of the group at x[i] of a block of n. */
-static uint64_t members(const struct encoder *s, const float *x, uint64_t i, uint64_t n, int32_t least)
+/* Sets a bit for each of n elements whose magnitude has bits from least to most. */
+static void members(const struct encoder *s, const float *x, uint64_t n, int32_t least, int32_t most, uint64_t are[GROUPS])
 {
-	uint64_t is = s->ops->at_least(x + i, least);
+	uint64_t groups = (n + RWK_CODED - 1) / RWK_CODED;
 
-	return n - i < RWK_CODED ? is & ((1ULL << (n - i)) - 1) : is;
+	s->ops->between(x, groups, least, most, are);
+	if (n % RWK_CODED)
+		are[groups - 1] &= (1ULL << n % RWK_CODED) - 1;
 }
 
 /*
@@ -227,18 +229,28 @@ static int find_largest(struct encoder *s, struct largest *l)
 
 	for (int level = 0; level < 3; level++) {
 		int shift = levels[level].shift, bucket = 1 << levels[level].width;
-		int32_t mask = bucket - 1, past = level > 0 ? prefix + (bucket << shift) : 0;
-		uint32_t histogram[1 << 11] = {0};
+		int32_t mask = bucket - 1, most = level > 0 ? prefix + (bucket << shift) - 1 : 0;
+		uint32_t histogram[1 << 11] = {0}, odd[1 << 11] = {0}; /* a counter waits for its last store */
+		uint64_t are[GROUPS];
 
 		EACH_BLOCK(s, x, from, n)
 		{
-			if (level == 0)
-				for (uint64_t i = 0; i < n; i++)
+			if (level == 0) {
+				for (uint64_t i = 0; i + 1 < n; i += 2) {
 					histogram[bits_of(x[i]) >> shift & mask]++;
-			for (uint64_t i = 0; level > 0 && i < n; i += RWK_CODED)
-				for (uint64_t is = members(s, x, i, n, prefix) & ~members(s, x, i, n, past); is; is &= is - 1)
+					odd[bits_of(x[i + 1]) >> shift & mask]++;
+				}
+				if (n % 2)
+					histogram[bits_of(x[n - 1]) >> shift & mask]++;
+				continue;
+			}
+			members(s, x, n, prefix, most, are);
+			for (uint64_t i = 0; i < n; i += RWK_CODED)
+				for (uint64_t is = are[i / RWK_CODED]; is; is &= is - 1)
 					histogram[bits_of(x[i + (uint64_t)__builtin_ctzll(is)]) >> shift & mask]++;
 		}
+		for (int j = 0; level == 0 && j < bucket; j++)
+			histogram[j] += odd[j];
 		for (int high = LEAST_UNBOUNDED >> 20; level == 0 && high < bucket; high++)
 			if (histogram[high])
 				return 0;
@@ -261,14 +273,15 @@ static void code_largest(struct encoder *s, struct largest l)
 	_Alignas(RWK_LINE) float x[RWK_CODEC_BLOCK], sent[RWK_CODEC_BLOCK];
 	uint8_t *values = s->payload + RWK_CODEC_HEADER, *indexes = values + 4 * s->kept;
 	struct rwk_block b = {0}, last = {0};
-	uint64_t k = 0;
+	uint64_t k = 0, are[GROUPS];
 
 	memset(values, 0, s->bytes - RWK_CODEC_HEADER);
 	EACH_BLOCK(s, x, from, n)
 	{
 		memset(sent, 0, sizeof sent);
+		members(s, x, n, l.least, INT32_MAX, are);
 		for (uint64_t i = 0; i < n; i += RWK_CODED) {
-			for (uint64_t is = members(s, x, i, n, l.least); is && k < s->kept; is &= is - 1) {
+			for (uint64_t is = are[i / RWK_CODED]; is && k < s->kept; is &= is - 1) {
 				uint64_t at = i + (uint64_t)__builtin_ctzll(is), index = from + at;
 				uint16_t short_index = (uint16_t)index;
 

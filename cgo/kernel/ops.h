@@ -88,7 +88,7 @@ struct rwk_coders {
 	int32_t (*bounds)(const struct rwk_encoding *e, uint64_t from, uint64_t to, float part[RWK_CODED]);
 	void (*uniforms)(const struct rwk_encoding *e, uint64_t counter, int counters, float *u);
 	void (*code)(const struct rwk_encoding *e, uint64_t from, uint64_t to, struct rwk_block *b);
-	uint64_t (*at_least)(const float *x, int32_t least);
+	void (*between)(const float *x, uint64_t groups, int32_t least, int32_t most, uint64_t *are);
 	void (*settle)(const struct rwk_encoding *e, uint64_t from, uint64_t to, const float *x, const float *sent,
 		       struct rwk_block *b);
 };

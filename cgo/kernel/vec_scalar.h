@@ -24,9 +24,21 @@ FN vi vi_widen(const void *p)
 	return *(const int8_t *)p;
 }
 
-FN void vi_narrow(void *p, vi x)
+FN void vi_bytes(void *p, vi x)
 {
 	*(int8_t *)p = (int8_t)x;
+}
+
+typedef uint64_t vw; /* words, each in 64 bits */
+
+FN vw vw_product(vw x, uint32_t factor)
+{
+	return (uint64_t)(uint32_t)x * factor;
+}
+
+FN vw vw_counters(uint64_t first)
+{
+	return first;
 }
 
 FN vf vf_sqrt(vf x)

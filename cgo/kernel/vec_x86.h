@@ -54,18 +54,43 @@ FN vi vi_widen(const void *p)
 #endif
 }
 
-/* Stores the lowest bytes. */
-FN void vi_narrow(void *p, vi x)
+/* Returns the lowest bytes. */
+FN __m128i vi_narrow(vi x)
 {
 #if WIDTH == 8
 	const __m128i first = _mm_set1_epi32(0x0c080400);
 	__m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128(x), first);
 	__m128i high = _mm_shuffle_epi8(_mm256_extracti128_si256(x, 1), first);
 
-	_mm_storel_epi64((__m128i *)p, _mm_unpacklo_epi32(low, high));
+	return _mm_unpacklo_epi32(low, high);
 #else
-	_mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(x));
+	return _mm512_cvtepi32_epi8(x);
 #endif
+}
+
+/* Stores the lowest bits of all lanes, 2, 4 or 8 of each, side by side. */
+#define PACKS
+FN void vi_pack(void *p, vi x, int bits)
+{
+	__m128i codes = vi_narrow(x);
+	uint64_t all;
+
+	if (bits < 8)
+		codes = _mm_and_si128(codes, _mm_set1_epi8((char)((1 << bits) - 1)));
+	if (bits == 4)
+		codes = _mm_maddubs_epi16(codes, _mm_set1_epi16(0x1001));
+	if (bits == 2)
+		codes = _mm_madd_epi16(_mm_maddubs_epi16(codes, _mm_set1_epi16(0x0401)), _mm_set1_epi32(0x00100001));
+	if (bits == 2)
+		codes = _mm_packs_epi32(codes, codes);
+	if (bits < 8)
+		codes = _mm_packus_epi16(codes, codes);
+	if (WIDTH == 16 && bits == 8)
+		_mm_storeu_si128((__m128i *)p, codes);
+	else {
+		all = (uint64_t)_mm_cvtsi128_si64(codes);
+		memcpy(p, &all, WIDTH * bits / 8);
+	}
 }
 
 /* Whether lanes hold a value for each code of so many bits. */
@@ -79,6 +104,34 @@ FN vf vf_lookup(vi at, vf x)
 #else
 	return _mm512_permutexvar_ps(at, x);
 #endif
+}
+
+typedef uint64_t vw __attribute__((vector_size(4 * WIDTH))); /* words, each in 64 bits */
+
+/* Returns the products of the lower halves. */
+FN vw vw_product(vw x, uint32_t factor)
+{
+	return (vw)V(mul_epu32)((vi)x, V(set1_epi32)((int)factor));
+}
+
+/* Returns counters that vw_first and vw_second bring into order. */
+FN vw vw_counters(uint64_t first)
+{
+	vw counters = {0};
+
+	for (uint64_t l = 0; l < WIDTH / 2; l++)
+		counters[l] = l / 2 + l % 2 * (WIDTH / 4);
+	return counters + first;
+}
+
+FN vw vw_first(vw x, vw y)
+{
+	return (vw)V(unpacklo_epi64)((vi)x, (vi)y);
+}
+
+FN vw vw_second(vw x, vw y)
+{
+	return (vw)V(unpackhi_epi64)((vi)x, (vi)y);
 }
 
 FN vf vf_sqrt(vf x)
