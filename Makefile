@@ -176,12 +176,14 @@ learn:
 	@scripts/need.sh $(BUILD_PACKAGES)
 	$(GO) run ./cmd/rackweave bench learn --seeds 10
 
-# What codecs do to learning: tables, and plots in build/compress. COMPRESS='--only digits' studies a part.
-compress:
-	@scripts/need.sh $(BUILD_PACKAGES)
+# What codecs do to learning: tables, and plots in build/compress. COMPRESS='--only digits' studies a part. Then what they do to
+# steps on emulated links, as root.
+compress: build
+	@scripts/need.sh $(BUILD_PACKAGES) iproute2
 	@mkdir -p build
 	$(GO) run ./cmd/rackweave bench learn --compress --seeds 20 --json build/compress.json $(COMPRESS)
 	$(GO) run ./lab/cmd/study plot build/compress.json build/compress
+	$(GO) run ./lab/cmd/racks compress --program $(BIN)
 
 # The RDMA lab: QEMU guests with soft-RoCE. SHELL=1 gives a person a shell in one; it is also make's name for what runs its
 # recipes, which stays what it was.

@@ -28,6 +28,8 @@ type Lab struct {
 	Iters   int
 	Warmup  int
 	Verify  bool
+	// Compress names the codecs of gradients and answers. If empty, nothing is compressed.
+	Compress string
 }
 
 // Measured holds the time of a step of an exchange, and what the links carried meanwhile.
@@ -41,6 +43,7 @@ type Measured struct {
 	Losses  uint64         `json:"segments_sent_again"`
 	CPU     float64        `json:"cpu"` // share of the machine's cores that were busy
 	Replay  *report.Replay `json:"replay,omitempty"`
+	Codecs  *report.Codecs `json:"codecs,omitempty"`
 }
 
 // payloadRate returns the payload that a worker's link carries, in bytes per second.
@@ -50,7 +53,7 @@ func (c *Config) payloadRate() float64 { return c.Rate * goodput / 8 }
 func (l *Lab) spec(m models.Model, server string) bench.Spec {
 	return bench.Spec{
 		Workers: l.Racks * l.Workers, Provider: verbs.ProviderTCP, Model: m, DType: chunk.F32, Optimizer: "sum",
-		Iters: l.Iters, Warmup: l.Warmup, Verify: l.Verify, Seed: 1,
+		Iters: l.Iters, Warmup: l.Warmup, Verify: l.Verify, Compress: l.Compress, Seed: 1,
 		Target: bench.Target{Server: server},
 	}
 }
@@ -87,7 +90,7 @@ func (l *Lab) exchange(ctx context.Context, spec bench.Spec) (Measured, error) {
 		if err == nil && res.Wrong > 0 {
 			err = fmt.Errorf("%d elements differ from plain Go", res.Wrong)
 		}
-		return Measured{Seconds: res.TimeUS.P50 / 1e6, Replay: res.Replay}, err
+		return Measured{Seconds: res.TimeUS.P50 / 1e6, Replay: res.Replay, Codecs: res.Codecs}, err
 	})
 }
 

@@ -3,6 +3,7 @@ package racks
 import (
 	"context"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 
@@ -96,5 +97,35 @@ func TestTwoRacksSendOneModelThroughTheCore(t *testing.T) {
 		if bound := l.Planned().Predict(shape, bytes, chunk.DefaultChunkBytes).Bound; got.Seconds < 0.9*bound {
 			t.Errorf("%v: a step took %g s, the links allow %g", shape, got.Seconds, bound)
 		}
+	}
+}
+
+// Codecs give plain Go's bits over shaped links too, in as many fewer bytes as they say, and no faster than those allow.
+func TestCodecsTakeTurnsOnShapedLinks(t *testing.T) {
+	l := &Lab{Program: program(t), Log: os.Stderr, Iters: 2, Warmup: 1, Verify: true}
+	l.Fabric = up(t, Config{Racks: 1, Workers: 2, Rate: 80e6, Core: 1})
+	m, err := models.FromBytes("2MB", chunk.F32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	turns := 0
+	got, err := l.ByCodecs(t.Context(), m, []string{"none", "int8", "int4/none"}, 2, func(string) { turns++ })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, most := range [][2]float64{{1, 1}, {0.255, 0.255}, {0.13, 1}} {
+		r := &got.Rows[i]
+		sent, received := 1.0, 1.0
+		if r.Moved != nil {
+			sent, received = r.Moved.Gradients.Ratio(), r.Moved.Answers.Ratio()
+		}
+		if (r.Moved == nil) != (i == 0) || sent > most[0] || received > most[1] || len(r.Rounds) != 2 ||
+			r.Seconds < 0.9*max(sent, received)*2e6/l.payloadRate() {
+			t.Errorf("%+v, sent %v, received %v", r, sent, received)
+		}
+	}
+	var table strings.Builder
+	if err := got.WriteTable(&table); err != nil || turns != 6 || !strings.Contains(table.String(), "int4/none") {
+		t.Errorf("%d turns, %v:\n%s", turns, err, &table)
 	}
 }

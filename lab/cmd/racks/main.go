@@ -32,7 +32,7 @@ func root() *cobra.Command {
 	}
 	var p program
 	cmd.PersistentFlags().StringVar((*string)(&p), "program", "rackweave", "the rackweave command, as a path or a name in PATH")
-	cmd.AddCommand(upCommand(&p), exchangeCommand(&p), statusCommand(&p), measureCommand(&p))
+	cmd.AddCommand(upCommand(&p), exchangeCommand(&p), statusCommand(&p), measureCommand(&p), compressCommand(&p))
 	return cmd
 }
 

@@ -23,6 +23,9 @@ func TestTheLabNamesWhatItCannotUse(t *testing.T) {
 		{"measure --divisor 0", "--divisor 0"},
 		{"measure --iters 0", "--iters 0"},
 		{"exchange --program nobody", `--program: exec: "nobody": executable file not found in $PATH: build it by make build`},
+		{"compress --rounds 0", "--rounds 0"},
+		{"compress --rate fast", `--rate "fast" is not a rate`},
+		{"compress --model resnet5", "resnet5"},
 		{"measure --rate 1", `--rate "1" is not a rate`},
 	} {
 		cmd := root()
