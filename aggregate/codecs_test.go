@@ -224,6 +224,33 @@ func TestAPayloadThatDoesNotDecodeFailsTheJobByName(t *testing.T) {
 	}
 }
 
+// By reference a payload stays in its worker's memory, where the worker may change it after it was checked.
+func TestAPayloadThatChangesAfterItWasCheckedHurtsNothingElse(t *testing.T) {
+	for _, text := range []string{"int8", "sign", "topk:1%", "topk:50%", "fp8-e5m2"} {
+		t.Run(text, func(t *testing.T) {
+			r := newCodedRack(t, ",by_reference=1", aggregate.JobConfig{Mode: aggregate.Eager, Rule: optim.SGDTorch,
+				Hyper: optim.SGDTorch.Defaults(), Compress: pair(t, "int8", true)})
+			r.send(0, push, 1, payload(t, text, codedElems))
+			for i := range r.ends[0].memory {
+				r.ends[0].memory[i] = 0xff
+			}
+			r.send(1, push, 1, payload(t, text, codedElems))
+			st := r.Job.Shards()[0].Store
+			if f := r.Job.Failure(); f != nil || st.Chunks[1].Updates != 1 {
+				t.Fatalf("%+v, %d updates", f, st.Chunks[1].Updates)
+			}
+			for _, c := range []int{0, 2} {
+				c := &st.Chunks[c]
+				for i, x := range append(slices.Clone(st.Values(c, 0)), store.Floats(c.Kept, c.Elems)...) {
+					if x != 0 {
+						t.Fatalf("element %d of another chunk has become %v", i, x)
+					}
+				}
+			}
+		})
+	}
+}
+
 func TestAJobWithoutCodecsTakesNoShorterGradient(t *testing.T) {
 	r := newCodedRack(t, "", aggregate.JobConfig{Mode: aggregate.Aggregate, Hyper: optim.Sum.Defaults()})
 	r.send(0, chunk.OpPush, 0, payload(t, "int8", codedElems))
