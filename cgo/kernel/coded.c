@@ -18,7 +18,7 @@ static void fold_together(const struct rwk_ops *ops, int codec, const struct rwk
 	const int bits = rwk_codec_bits(codec);
 	uint64_t whole = from + rwk_whole(to - from, RWK_CODED);
 	uint8_t last[RWK_TOGETHER][RWK_CODED] = {0};
-	struct rwk_codes codes[RWK_TOGETHER];
+	struct rwk_codes codes[RWK_TOGETHER] = {0};
 
 	for (uint32_t i = 0; i < count; i++)
 		codes[i] = codes_of(in, j + i, n, from, bits);
