@@ -48,11 +48,11 @@ func textCoded(name, title string, skewed bool) plan {
 		name: name, title: title, way: "codec", note: fmt.Sprintf("the target is a loss of %g", target),
 		coded: &coded{
 			name: fmt.Sprintf("%d letters of Opticks, transformer of %d parameters", textLength, transformerSize), task: newReading,
-			skewed: skewed, rates: []float64{0.05, 0.1, 0.2}, steps: 400, batch: 2,
+			skewed: skewed, rates: []float64{0.05, 0.1}, steps: 400, batch: 2,
 			payload: textPayload, every: 20, decay: 300, target: target,
 		},
 		columns: codedColumns, tell: tellCoded,
-		ways: []string{"int8", "int4", "sign", "topk:10%", "topk:1%", "int4/int8"},
+		ways: []string{"int8", "int4", "sign", "topk:1%", "int4/int8"},
 	}
 }
 

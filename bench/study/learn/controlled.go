@@ -87,10 +87,9 @@ func (s *scheme) candidates() (all []codec.Spec, err error) {
 // control is a controller with what it chooses from. Its groups are the payloads.
 type control struct {
 	*ratecontrol.Controller
-	codecs  []codec.Spec // by its numbers
-	acts    []ratecontrol.Act
-	samples []ratecontrol.Sample
-	now     ratecontrol.Decision
+	codecs []codec.Spec // by its numbers
+	acts   []ratecontrol.Act
+	now    ratecontrol.Decision
 }
 
 // distortion returns what a codec loses of Gaussian values: a controller expects it until it has measured.
