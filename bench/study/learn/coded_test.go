@@ -177,6 +177,7 @@ func TestWaysThatAreNoneAreRefusedByName(t *testing.T) {
 
 // To send how far a step of its own came is what an aggregator does with a gradient.
 func TestALocalStepTrainsAsTheAggregators(t *testing.T) {
+	oneGoroutine(t)
 	c := shortly(textCoded("", "", true), 12)
 	own, its := trainCoded(t, c, "none every=1", 0.1), trainCoded(t, c, "none", 0.1)
 	if d := own.end().Loss - its.end().Loss; math.Abs(d) > 1e-4 {
