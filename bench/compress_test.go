@@ -9,6 +9,7 @@ import (
 	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/codec"
+	"github.com/rackweave/rackweave/service/racks"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -109,5 +110,27 @@ func TestEveryCodecAndRuleEqualPlainGo(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Each rack decodes its workers' gradients, and codes the answers to them, whatever crosses between racks or parts.
+func TestCodecsOfRacksAndPartsEqualPlainGo(t *testing.T) {
+	const meet = "every=2,rule=nesterov,lr=0.7,momentum=0.9"
+	for _, tc := range []struct {
+		name    string
+		cluster racks.Cluster
+		change  func(*Spec)
+	}{
+		{"sharded", racks.Cluster{Shape: "sharded"}, func(s *Spec) { s.Compress = "int4/int8" }},
+		{"sums in bf16", racks.Cluster{Core: "bf16"}, func(s *Spec) { s.Compress = "topk:5%" }},
+		{"sums in mode aggregate", racks.Cluster{}, func(s *Spec) { s.Compress, s.Optimizer, s.Hyper = "int8", "sum", nil }},
+		{"racks that meet", racks.Cluster{}, func(s *Spec) { s.Compress, s.Outer = "sign/none", meet }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := momentumSpec(verbs.ProviderTCP)
+			s.Server = serveRacks(t, 2, s.Provider, tc.cluster)
+			tc.change(&s)
+			exchange(t, s)
+		})
 	}
 }
