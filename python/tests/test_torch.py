@@ -189,6 +189,30 @@ def single(name: str, n: int):
     return weights(model), norm
 
 
+def compressed(text: str):
+    """Returns accuracy and bytes of models that train with a codec, of raw ones beside them, and the weights of the first."""
+    torch.set_num_threads(1)
+    results = []
+    for way in ("ddp", "attach", "fused", "half"):
+        for compress in (text, ""):
+            model = plain(0).to(torch.bfloat16 if way == "half" else torch.float32)
+            o = sgd(model.parameters())
+            if way == "ddp":
+                trained = handle = rackweave.torch.ddp(model, compress=compress)
+            else:
+                trained, handle = model, rackweave.torch.attach(
+                    model, o, fused=way == "fused", compress=compress, find_unused_parameters=way == "attach"
+                )
+            for step in range(STEPS):
+                x, y = batch(step, rackweave.rank())
+                o.zero_grad()
+                F.cross_entropy(trained(x.to(next(model.parameters()).dtype)).float(), y).backward()
+                o.step()
+            results.append((way, weights(model), rackweave.torch.stats(handle)["sent_bytes"]))
+            rackweave.torch.detach(handle)
+    return results
+
+
 def accumulate():
     torch.set_num_threads(1)
     rank, results = rackweave.rank(), []
@@ -419,6 +443,16 @@ class Torch(rack.Case):
                 self.assertLess(apart(trained, want), 1e-5)
                 self.assertAlmostEqual(last_norm, norm, delta=1e-4 * norm)
                 self.assertEqual(copied, 0)
+
+    def test_one_word_compresses_what_a_model_exchanges(self):
+        ranks = rack.run(compressed, 2, self.aggregator.address, "int4", env={"RACKWEAVE_JOB": "compressed"})
+        for i in range(0, len(ranks[0]), 2):
+            (way, coded, sent), (_, raw, whole) = ranks[0][i : i + 2]
+            with self.subTest(way):
+                self.assert_ranks_equal([r[i][1] for r in ranks])
+                self.assertLess(sent, whole * (0.5 if way == "half" else 0.4))  # with the first parameters
+                self.assertLess(close(coded, raw), 0.1)
+                self.assertGreater(close(coded, raw), 0)
 
     def test_gradients_accumulate(self):
         results = self.run_workers(accumulate, 2)

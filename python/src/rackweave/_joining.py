@@ -20,7 +20,9 @@ def ms(seconds: float) -> int:
     return max(int(seconds * 1000), 0)
 
 
-def request(s: Settings, job: str, mode: str, optimizer: str, hyper: Mapping[str, float], policy: str) -> Dict[str, Any]:
+def request(
+    s: Settings, job: str, mode: str, optimizer: str, hyper: Mapping[str, float], policy: str, compress: str
+) -> Dict[str, Any]:
     """Returns what Join takes."""
     return {
         "job": job,
@@ -31,6 +33,7 @@ def request(s: Settings, job: str, mode: str, optimizer: str, hyper: Mapping[str
         "optimizer": optimizer,
         "hyper": dict(hyper),
         "policy": policy,
+        "compress": compress,
         "provider": s.provider,
         "providers": _host.providers() if s.provider == "auto" else [s.provider],
         "hostId": _host.identity(),
@@ -57,8 +60,16 @@ def config(info: Mapping[str, Any], rank: int, steps: bool) -> _lib.Config:
         by_reference=info.get("byReference", False),
         live_hyper=info.get("liveHyper", False),
         steps=steps,
+        answers=_answers(info),
         record=(ctypes.c_float * _lib.HYPERS)(*(float(x) for x in info["record"])),
     )
+
+
+def _answers(info: Mapping[str, Any]) -> int:
+    """Returns what the job's answers hold, as enum rw_answers says."""
+    if "answers" not in info:
+        return 0
+    return 1 if info.get("mode") == "aggregate" else 2
 
 
 def told(end: _lib.Endpoint) -> Dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
-from typing import Any, List, Optional, Tuple
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from typing import Any, Dict, List, Optional, Tuple
 
 from .errors import Error, ForkedError, LibraryError
 
@@ -45,7 +45,8 @@ class Config(_Sized):
         ("by_reference", c_uint8),
         ("live_hyper", c_uint8),
         ("steps", c_uint8),
-        ("reserved", c_uint8 * 5),
+        ("answers", c_uint8),
+        ("reserved", c_uint8 * 4),
         ("record", c_float * HYPERS),
     ]
 
@@ -77,6 +78,17 @@ class Tensor(_Sized):
         ("memory_type", c_uint8),
         ("reserved", c_uint8 * 2),
         ("elems", c_uint64),
+    ]
+
+
+class Codec(_Sized):
+    _fields_ = [
+        ("size", c_uint32),
+        ("id", c_uint8),
+        ("stochastic", c_uint8),
+        ("as_is", c_uint8),
+        ("reserved", c_uint8),
+        ("param", c_double),
     ]
 
 
@@ -120,7 +132,14 @@ class Stats(_Sized):
         ("doorbells", c_uint64),
         ("nacks", c_uint64),
         ("sleeps", c_uint64),
+        ("sent_raw_bytes", c_uint64),
+        ("received_raw_bytes", c_uint64),
+        ("residual", c_double),
     ]
+
+    def counts(self) -> Dict[str, int]:
+        """Returns what only grows."""
+        return {name: getattr(self, name) for name, kind in self._fields_[2:] if kind is c_uint64}
 
 
 class Traced(ctypes.Structure):
@@ -145,6 +164,8 @@ _PROTOTYPES = {
     "rw_endpoint": (c_int, [_session, c_uint32, POINTER(Endpoint)]),
     "rw_connect": (c_int, [_session, POINTER(Endpoint), c_uint32, POINTER(Connect)]),
     "rw_add": (c_int, [_session, POINTER(Tensor), c_uint32, POINTER(c_uint32), c_uint64]),
+    "rw_compress": (c_int, [_session, c_uint32, POINTER(Codec)]),
+    "rw_residual": (c_int, [_session, c_uint32, c_void_p, c_int]),
     "rw_submit": (c_int, [_session, POINTER(Op), c_uint32, POINTER(c_uint64)]),
     "rw_test": (c_int, [_session, c_uint64]),
     "rw_wait_any": (c_int, [_session, POINTER(c_uint64), c_uint32, c_uint32, POINTER(c_int)]),

@@ -13,12 +13,12 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
-from . import _joining, _lib, _open, _rejoin, _trace
+from . import _codecs, _joining, _lib, _open, _rejoin, _trace
 from ._aggregators import Aggregators
 from ._buffers import TYPES, Buffer, as_buffer
 from ._joining import ms
 from ._settings import Settings
-from ._tensors import Op, Tensor, declaration
+from ._tensors import Handle, Op, Tensor, declaration
 from .errors import (
     ClosedError,
     ConfigError,
@@ -38,21 +38,6 @@ _PAGE_CHUNKS = 64  # of each call that writes state: some MiB
 _BUDDY = "buddy"  # the name under which restore finds what racks keep of each other's state
 
 
-class Handle:
-    """Operations that were started together."""
-
-    def __init__(self, session: "Session", raw: Any, tensors: Sequence[int]) -> None:
-        self._session, self._raw, self._tensors = session, raw, tensors
-
-    def wait(self, timeout: Optional[float] = None) -> None:
-        """Waits until all are done: timeout seconds, or the session's timeout. Ctrl-C ends the wait."""
-        self._session._wait(self._raw, self._tensors, timeout)
-
-    def done(self) -> bool:
-        """Tells without waiting whether all are done."""
-        return self._session._done(self._raw, self._tensors)
-
-
 class Session:
     """A worker's membership in a job. All ranks open their sessions in the same order."""
 
@@ -65,14 +50,19 @@ class Session:
         optimizer: str = "",
         hyper: Optional[Mapping[str, float]] = None,
         policy: str = "",
+        compress: str = "",
+        as_is: bool = False,
     ) -> None:
         """Joins the job and waits until all its workers have.
 
         mode is aggregate, eager, two-phase or stream; optimizer an update rule such as sgd_torch, empty in mode aggregate; hyper
         its hyper-parameters. policy says who waits for whom in mode stream: asp, which is the default, ssp:s=3 and others.
+        compress names the codecs of gradients and answers, such as int8, sign/int8 or 2bit:0.5/none; empty: none. With as_is, what
+        they leave for the next gradient is not scaled with the learning rate.
         """
         self.settings, self.job, self.mode = settings, job, mode
         self._asked: Dict[str, Any] = {"mode": mode, "optimizer": optimizer, "hyper": dict(hyper or {}), "policy": policy}
+        self._asked.update(compress=compress, as_is=as_is)
         self._declared: List[Tensor] = []
         self.names: List[str] = []
         self._bytes: List[int] = []
@@ -89,9 +79,10 @@ class Session:
         self._users = 0
         self._native: Optional[ctypes.c_void_p] = None
         self._library = _lib.library()
-        request = _joining.request(settings, job, mode, optimizer, hyper or {}, policy)
+        request = _joining.request(settings, job, mode, optimizer, hyper or {}, policy, compress)
         try:
             self._info = self._aggregators.join(request)
+            self.compress = str(self._info.get("compress") or "none")  # the codecs of gradients and answers
             self._seat = _rejoin.Seat.of(self._info)
             self._connect()
         except BaseException as e:
@@ -149,6 +140,7 @@ class Session:
         """
         if not tensors:
             return []
+        tensors = _codecs.on_wire(self, tensors)
         with self._registering:
             native = (_lib.Tensor * len(tensors))()
             for n, t in zip(native, tensors):
@@ -162,6 +154,7 @@ class Session:
             chunk_lanes = (ctypes.c_uint32 * len(lanes))(*lanes)
             self._native_call("register", self._library.rw_add, native, len(tensors), chunk_lanes, len(lanes))
             first = len(self.names)
+            _codecs.compress(self, first, tensors)
             self._elems.extend(t.elems for t in tensors)
             self._bytes.extend(t.elems * TYPES[t.memory][0] for t in tensors)
             self.names.extend(t.name for t in tensors)
@@ -451,7 +444,7 @@ class Session:
         """Returns what was moved so far: bytes and chunks, and of the bytes those that this process had to copy."""
         s = _lib.Stats()
         self._native_call("stats", self._library.rw_stats, ctypes.byref(s))
-        return {name: getattr(s, name) for name, *_ in s._fields_[2:]}
+        return s.counts()
 
     @property
     def record(self) -> List[float]:
@@ -583,7 +576,7 @@ class Session:
         s = _lib.Stats()
         with contextlib.suppress(Error), self._using() as native:  # unless another thread has closed it
             if self._library.rw_stats(native, ctypes.byref(s)) == 0:
-                _open.count({name: getattr(s, name) for name, *_ in s._fields_[2:]})
+                _open.count(s.counts())
 
     def __del__(self) -> None:
         """Leaves the job of a session that nobody refers to."""

@@ -53,6 +53,7 @@ class Settings:
         provider: shm, tcp, ibv or auto.
         timeout: seconds that bound every wait.
         policy: who waits for whom in sessions of mode stream; empty: asp.
+        compress: the codecs of gradients and answers in training; empty: none.
         insecure: lets the token be sent in clear, over http:// to another host.
         run: tells this run from others of the same job's name; empty: unknown. The aggregator lets workers of one run join a job.
     """
@@ -66,6 +67,7 @@ class Settings:
     provider: str = "auto"
     timeout: float = DEFAULT_TIMEOUT
     policy: str = ""
+    compress: str = ""
     run: str = ""
     insecure: bool = False
 
@@ -82,10 +84,11 @@ def read(
     provider: Optional[str] = None,
     timeout: Optional[float] = None,
     policy: Optional[str] = None,
+    compress: Optional[str] = None,
 ) -> Settings:
     """Returns the settings: arguments first, then the environment."""
     env = os.environ if environ is None else environ
-    texts = {"address": address, "job": job, "token": token, "ca": ca, "provider": provider, "policy": policy}
+    texts = {"address": address, "job": job, "token": token, "ca": ca, "provider": provider, "policy": policy, "compress": compress}
     _check("a string", str, **texts)
     _check("a whole number", numbers.Integral, rank=rank, world_size=world_size)
     _check("seconds, as a number", numbers.Real, timeout=timeout)
@@ -109,6 +112,7 @@ def read(
         provider=provider or env.get("RACKWEAVE_PROVIDER", "") or "auto",
         timeout=timeout,
         policy=env.get("RACKWEAVE_POLICY", "") if policy is None else policy,
+        compress=env.get("RACKWEAVE_COMPRESS", "") if compress is None else compress,
         run=_run(env),
         insecure=env.get("RACKWEAVE_INSECURE") == "1",
     )

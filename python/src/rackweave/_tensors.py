@@ -17,6 +17,7 @@ class Tensor:
         memory: its type in this worker's memory: f32, bf16 or f16.
         wire: its type on the wire; empty: as in memory.
         lr_mult, wd_mult: multiply the session's learning rate and weight decay.
+        compress: whether the session's codec, if it has one, shortens its gradients.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Tensor:
     wire: str = ""
     lr_mult: float = 1.0
     wd_mult: float = 1.0
+    compress: bool = True
 
     @property
     def elems(self) -> int:
@@ -64,3 +66,18 @@ def declaration(t: Tensor) -> Dict[str, Any]:
         "lrMult": t.lr_mult,
         "wdMult": t.wd_mult,
     }
+
+
+class Handle:
+    """Operations that were started together."""
+
+    def __init__(self, session: Any, raw: Any, tensors: Sequence[int]) -> None:
+        self._session, self._raw, self._tensors = session, raw, tensors
+
+    def wait(self, timeout: Optional[float] = None) -> None:
+        """Waits until all are done: timeout seconds, or the session's timeout. Ctrl-C ends the wait."""
+        self._session._wait(self._raw, self._tensors, timeout)
+
+    def done(self) -> bool:
+        """Tells without waiting whether all are done."""
+        return self._session._done(self._raw, self._tensors)

@@ -38,25 +38,32 @@ class World:
         optimizer: str = "",
         hyper: Optional[Mapping[str, float]] = None,
         policy: Optional[str] = None,
+        compress: Optional[str] = None,
+        as_is: bool = False,
     ) -> Session:
         """Joins another job with the same workers. All ranks open their sessions in the same order.
 
-        In mode stream, policy says who waits for whom; None: what init was given.
+        In mode stream, policy says who waits for whom; compress names the codecs, and as_is keeps what they leave from being scaled
+        with the learning rate. None: what init was given.
         """
         if policy is None:
             policy = self.settings.policy if mode == "stream" else ""
+        if compress is None:
+            compress = self.settings.compress
         if len(open_sessions()) % _COLLECT_AT == _COLLECT_AT - 1:
             gc.collect()  # models that are gone but refer to themselves keep their sessions until then
         with self._lock:
             self._opened += 1
             job = self.settings.job if self._opened == 1 else f"{self.settings.job}.{self._opened}"
-        return Session(self.settings, job, mode=mode, optimizer=optimizer, hyper=hyper, policy=policy)
+        asked: Dict[str, Any] = {"mode": mode, "optimizer": optimizer, "hyper": hyper, "policy": policy}
+        return Session(self.settings, job, **asked, compress=compress, as_is=as_is)
 
     def exchange(self, average: bool) -> Session:
         """Returns the session that sums, or averages; the first call opens it."""
         with self._lock:
             if average not in self._exchanges:
-                self._exchanges[average] = self.session(hyper={"scale": 1 / self.world_size if average else 1.0})
+                scale = 1 / self.world_size if average else 1.0
+                self._exchanges[average] = self.session(hyper={"scale": scale}, compress="")  # not only gradients
             return self._exchanges[average]
 
     def number(self, name: str, buffer: Any, average: bool) -> int:
@@ -85,14 +92,16 @@ def init(
     provider: Optional[str] = None,
     timeout: Optional[float] = None,
     policy: Optional[str] = None,
+    compress: Optional[str] = None,
 ) -> World:
     """Says who this worker is and where the aggregator is; nothing is joined yet.
 
     With several addresses, and commas between them, the job is spread over all these aggregators: each has some of the model.
-    policy says who waits for whom in sessions of mode stream, such as ssp:s=3. What is not given is read from RACKWEAVE_ADDR, _JOB,
-    _RANK, _WORLD_SIZE, _TOKEN, _CA, _PROVIDER, _TIMEOUT (seconds) and _POLICY; rank and number of workers also from what torchrun,
-    Open MPI, MPICH, Slurm and ps-lite set. A token goes over http:// to other hosts only if RACKWEAVE_INSECURE is 1. A second call
-    returns the first's world, unless shutdown came between.
+    policy says who waits for whom in sessions of mode stream, such as ssp:s=3. compress names the codecs of gradients and answers
+    in training, such as int4 or sign/int8; push_pull sends values as they are. What is not given is read from RACKWEAVE_ADDR, _JOB,
+    _RANK, _WORLD_SIZE, _TOKEN, _CA, _PROVIDER, _TIMEOUT (seconds), _POLICY and _COMPRESS; rank and number of workers also from what
+    torchrun, Open MPI, MPICH, Slurm and ps-lite set. A token goes over http:// to other hosts only if RACKWEAVE_INSECURE is 1. A
+    second call returns the first's world, unless shutdown came between.
     """
     global _world
     if _world is None:
@@ -108,6 +117,7 @@ def init(
                 provider=provider,
                 timeout=timeout,
                 policy=policy,
+                compress=compress,
             )
         )
     return _world

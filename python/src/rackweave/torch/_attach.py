@@ -30,6 +30,7 @@ def attach(
     wire: str = "",
     nonfinite: str = "count",
     scaler: Any = None,
+    compress: Optional[str] = None,
 ) -> "Attached":
     """Makes backward exchange the gradients of a model's parameters. All ranks get rank 0's parameters and buffers first.
 
@@ -48,8 +49,9 @@ def attach(
             that names tensor and rank.
         scaler: fused: the torch.amp.GradScaler that scales the loss. A step in which any rank's gradient overflows is left out at
             all ranks, and their scales stay the same.
+        compress: the codecs of gradients and answers, as of ddp.
     """
-    return Attached(model, optimizer, fused, broadcast_buffers, find_unused_parameters, wire, nonfinite, scaler)
+    return Attached(model, optimizer, fused, broadcast_buffers, find_unused_parameters, wire, nonfinite, scaler, compress)
 
 
 class _Slot:
@@ -87,6 +89,7 @@ class Attached:
         wire: str,
         nonfinite: str,
         scaler: Any,
+        compress: Optional[str],
     ) -> None:
         named = exchanged(model)
         if optimizer is not None:
@@ -101,9 +104,9 @@ class Attached:
         w = world()
         self._fused = Fused(optimizer, named, scaler) if fused and optimizer is not None else None
         if self._fused is None:
-            session = w.session(hyper={"scale": 1 / w.world_size})
+            session = w.session(hyper={"scale": 1 / w.world_size}, compress=compress)
         else:
-            session = w.session(mode="two-phase", optimizer=self._fused.rule, hyper=self._fused.hyper)
+            session = w.session(mode="two-phase", optimizer=self._fused.rule, hyper=self._fused.hyper, compress=compress)
         # A scaler writes gradients, which are sent from where they lie, before the step.
         self._completed_by_step = self._fused is not None and self._fused.scaler is None
         self._exchange = Exchange(session, nonfinite)
@@ -122,8 +125,9 @@ class Attached:
         self._hooks: List[Any] = []
         self._broadcast_buffers = broadcast_buffers
         self._hooks.append(model.register_forward_pre_hook(BeforeForward(self._before_forward)))
-        if find_unused:  # a two-phase session, which fused has, answers no push
-            self._flags, self._flags_session = torch.zeros(len(named)), w.session() if self._fused else session
+        if find_unused:  # a two-phase session, which fused has, answers no push, and a codec would bend the flags
+            apart = self._fused is not None or session.compress != "none"
+            self._flags, self._flags_session = torch.zeros(len(named)), w.session(compress="") if apart else session
             self._flags_number = self._flags_session.register([Tensor("gradients that are there", (len(named),))])[0]
         self._nodes: List[Any] = []  # torch keeps a hook only as long as its node
         for slot in self._slots:

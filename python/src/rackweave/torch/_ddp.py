@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, List, Union
+from typing import Any, Callable, Dict, List, Optional, Union
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,9 @@ from ._refusals import exchanged
 from ._state import BeforeForward, Buffers, broadcast_parameters
 
 
-def ddp(module: torch.nn.Module, *, wire: str = "", nonfinite: str = "count", **options: Any) -> DistributedDataParallel:
+def ddp(
+    module: torch.nn.Module, *, wire: str = "", nonfinite: str = "count", compress: Optional[str] = None, **options: Any
+) -> DistributedDataParallel:
     """Returns a DistributedDataParallel whose gradients are averaged by the aggregator, exactly and in rank order.
 
     module is a DistributedDataParallel, which gets the hook before its first backward, or a plain module, which is wrapped with
@@ -30,6 +32,8 @@ def ddp(module: torch.nn.Module, *, wire: str = "", nonfinite: str = "count", **
         wire: the gradients' type on the wire, f32, bf16 or f16; empty: their own.
         nonfinite: what to do about gradients with NaN or infinity: ignore, count (see stats) or refuse, which fails the job
             with an error that names tensor and rank.
+        compress: the codecs of gradients and answers, such as int4 or sign/int8, and none for none; None: what init was given.
+            Gradients travel in f32 then. What a codec leaves out is kept, 4 bytes for each element, and sent later.
     """
     wrapped = isinstance(module, DistributedDataParallel)
     exchanged(module.module if wrapped else module)
@@ -54,7 +58,7 @@ def ddp(module: torch.nn.Module, *, wire: str = "", nonfinite: str = "count", **
             "find_unused_parameters=True needs a process group, by which DistributedDataParallel tells ranks' unused parameters: "
             "call torch.distributed.init_process_group() before, or use rackweave.torch.attach(model, find_unused_parameters=True)"
         )
-    exchange = Exchange(w.session(hyper={"scale": 1 / w.world_size}), nonfinite)
+    exchange = Exchange(w.session(hyper={"scale": 1 / w.world_size}, compress=compress), nonfinite)
     hook = _Hook(exchange, module, wire)
     if size == 1 and w.world_size > 1:
         broadcast_parameters(exchange, hook.numbers, hook.parameters)

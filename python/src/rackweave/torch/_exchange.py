@@ -59,7 +59,7 @@ class Exchange:
             lr, wd = (multipliers or {}).get(name, (1.0, 1.0))
             # Elements travel in the order of memory, so ranks must agree on it.
             label = name if t.is_contiguous() else f"{name} of strides {tuple(t.stride())}"
-            tensors.append(Tensor(label, tuple(t.shape), dtype, wire or dtype, lr, wd))
+            tensors.append(Tensor(label, tuple(t.shape), dtype, wire, lr, wd))
         return self.session.register(tensors)
 
     def start(self, kind: int, items: Sequence[Tuple[int, torch.Tensor]], then: Optional[Callable[[], None]] = None) -> None:

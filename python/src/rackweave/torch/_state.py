@@ -21,7 +21,7 @@ class Buffers:
         words = sum(_words(b) for b in self._all())
         if words:
             self._packed = _arena.empty_like(torch.empty(words))
-            self._number = self._session.register([Tensor("buffers", (words,))])[0]
+            self._number = self._session.register([Tensor("buffers", (words,), compress=False)])[0]
 
     def broadcast(self) -> None:
         """Gives every rank rank 0's buffers."""

@@ -1,0 +1,69 @@
+"""Compressed gradients, by sessions of the core."""
+
+from __future__ import annotations
+
+import unittest
+
+import numpy as np
+
+import rack
+import rackweave
+from rackweave import _codecs
+
+
+def codecs():
+    """Gradients of twice the threshold's half, in 2 bits; answers in int8."""
+    n, elems = rackweave.world_size(), 20000
+    session = rackweave.init().session(mode="aggregate", compress="2bit:0.5/int8")
+    x, y = np.full(elems, 0.25, "f4"), np.full(1000, 0.1, "f4")
+    tensors = [rackweave.Tensor("x", (elems,)), rackweave.Tensor("y", (1000,), compress=False)]
+    results = {"compress": session.compress}
+    a, b = session.register(tensors)
+    out = np.zeros_like(x)
+    for want in (0, 0.5, 0, 0.5):
+        session.push_pull(a, x, out).wait()
+        results.setdefault("sums", []).append(bool((out == want * n).all()))
+    moved = session.stats()
+    results["sent"], results["received"] = (moved[k + "_bytes"] / moved[k + "_raw_bytes"] for k in ("sent", "received"))
+    session.push_pull(a, x, out).wait()
+    left = _codecs.residual(session, a)
+    results["left"] = list(left[:2]) + [_codecs.residual(session, b)]
+    left[0] = 0
+    _codecs.take(session, a, left)
+    session.push_pull(a, x, out).wait()
+    results["taken"] = (out[:2] / n).tolist()
+    sent = session.stats()["sent_bytes"]
+    session.push_pull(b, y, y).wait()
+    results["whole"] = session.stats()["sent_bytes"] - sent
+    rackweave.push_pull(x, "exact")
+    results["exact"] = bool((x == 0.25 * n).all())
+    try:
+        rackweave.world().session(mode="aggregate", compress="zip")
+    except rackweave.RefusedError as e:
+        results["refused"] = str(e)
+    return results
+
+
+class Codecs(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.aggregator = rack.Aggregator()
+        cls.addClassCleanup(cls.aggregator.__exit__)
+
+    def test_codecs_shorten_what_travels_and_send_the_rest_later(self):
+        for provider in ("shm", "tcp"):
+            env = {"RACKWEAVE_JOB": "codecs-" + provider, "RACKWEAVE_PROVIDER": provider, "RACKWEAVE_COMPRESS": "int8"}
+            for r in rack.run(codecs, 2, self.aggregator.address, env=env):
+                self.assertEqual(r["compress"], "2bit:0.5/int8")
+                self.assertEqual(r["sums"], [True] * 4)
+                self.assertLess(r["sent"], 0.075)
+                self.assertLess(r["received"], 0.26)
+                self.assertEqual(r["left"], [0.25, 0.25, None])
+                self.assertEqual(r["taken"], [0.0, 0.5])
+                self.assertEqual(r["whole"], 4000)
+                self.assertTrue(r["exact"])
+                self.assertIn("use one of none, int8", r["refused"])
+
+
+if __name__ == "__main__":
+    unittest.main()
