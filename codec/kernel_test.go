@@ -47,11 +47,12 @@ enum {
 	RWK_CODEC_VERSION = %d,
 	RWK_CODEC_BITMAP = %d, /* of the flags */
 	RWK_CODEC_MORE = %d, /* of byte 3 */
+	RWK_CODEC_HASH = %d,
 	RWK_CODECS = %d
 };
 
 #endif
-`, HeaderBytes, Block, Version, flagBitmap, flagMore, codecs)
+`, HeaderBytes, Block, Version, flagBitmap, flagMore, flagHash, codecs)
 	return b.String()
 }
 

@@ -15,6 +15,7 @@ const (
 
 	flagBitmap = 1 // top-k: a bitmap instead of indexes
 	flagMore   = 1 // of byte 3
+	flagHash   = 2 // of byte 3, in answers: 4 bytes with the hash of the reference follow
 )
 
 // ErrPayload is wrapped by the error for a payload that does not decode.

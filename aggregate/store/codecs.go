@@ -90,7 +90,11 @@ func (k *Arithmetic) Encode(s *Store, c *Chunk, values, payload uint64) int {
 		e.Reference = 1
 	}
 	c.Answers++
-	return e.Run(k.ISA)
+	n := e.Run(k.ISA)
+	if e.Reference != 0 && c.Answers%codec.HashEvery == 0 {
+		n = codec.AddHash(Bytes(payload, s.WireBytes(c)), n, Floats(c.Kept, c.Elems))
+	}
+	return n
 }
 
 // Refer makes values that were answered as they are, in f32, the chunk's reference. everyone reports whether all workers have got

@@ -25,6 +25,19 @@ static int within(float x, float most)
 	return x >= 0 && x <= most;
 }
 
+uint32_t rwk_hash(const float *x, uint64_t n)
+{
+	uint32_t part[8] = {0}, h = 0, bits;
+
+	for (uint64_t i = 0; i < n; i++) {
+		memcpy(&bits, x + i, sizeof bits);
+		part[i % 8] = (part[i % 8] ^ bits) * 0x01000193u;
+	}
+	for (int i = 0; i < 8; i++)
+		h = (h ^ part[i]) * 0x01000193u;
+	return h;
+}
+
 const char *rwk_check(const void *payload, uint64_t bytes, uint64_t n, uint64_t *form)
 {
 	const unsigned char *p = payload, *scales = p + RWK_CODEC_HEADER;
@@ -37,13 +50,15 @@ const char *rwk_check(const void *payload, uint64_t bytes, uint64_t n, uint64_t 
 		return NULL;
 	if (bytes < RWK_CODEC_HEADER || bytes > n * sizeof(float))
 		return "it is shorter than a header, or longer than raw values";
+	if (p[3] & RWK_CODEC_HASH)
+		bytes -= sizeof(uint32_t);
 	id = p[0];
 	memcpy(&count, p + 4, sizeof count);
 	if (p[1] != RWK_CODEC_VERSION)
 		return "it has another version";
 	if (id >= RWK_CODECS || bits_of[id] == 0)
 		return "its codec is unknown, or sparse";
-	if (p[2] || p[3] & ~RWK_CODEC_MORE)
+	if (p[2] || p[3] & ~(RWK_CODEC_MORE | RWK_CODEC_HASH))
 		return "it has unknown flags";
 	if (!within(float_at(p + 8), INFINITY) || !within(float_at(p + 12), INFINITY))
 		return "its sums of squares are not positive";

@@ -27,6 +27,7 @@ enum {
 	RWK_CODEC_VERSION = 1,
 	RWK_CODEC_BITMAP = 1, /* of the flags */
 	RWK_CODEC_MORE = 1, /* of byte 3 */
+	RWK_CODEC_HASH = 2,
 	RWK_CODECS = 9
 };
 

@@ -169,3 +169,28 @@ func TestAnAnswerThatDoesNotDecodeFailsTheWorkerByName(t *testing.T) {
 		}
 	}
 }
+
+func TestAWorkerWhoseParametersChangedFailsByTheHashOfTheReference(t *testing.T) {
+	for _, same := range []bool{true, false} {
+		p := newPeer(t, worker.Config{Answers: worker.AnswersChanges}, 64<<10, f32Tensor(chunk.F32))
+		x, reference := p.alloc(codedElems), make([]float32, codedChunk)
+		fill(x, rand.New(rand.NewPCG(1, 2)))
+		p.start(worker.Op{Src: addr(x), Dst: addr(p.alloc(codedElems)), Kind: uint8(chunk.OpPushPull)})
+		m := p.came()[1]
+		payload := make([]byte, 4*codedChunk)
+		n := specOf(t, "int8").EncodeChange(payload, x[:codedChunk], reference, codec.Key{})
+		if !same {
+			reference[codedChunk-1]++
+		}
+		whole := codec.AddHash(payload, n, reference)
+		if whole != n+4 {
+			t.Fatalf("a hash makes %d bytes of %d", whole, n)
+		}
+		p.fails = !same
+		p.answer(m, payload[:whole])
+		rc, text := worker.Failure(p.w)
+		if same != (rc == 0) || !same && !strings.Contains(text, "differ from those of the other workers") {
+			t.Errorf("equal %v: %d %q", same, rc, text)
+		}
+	}
+}

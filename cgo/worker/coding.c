@@ -211,6 +211,13 @@ const char *coding_receive(struct rw_worker *w, const struct chunk *c, const cha
 		rwk_sum(w->cfg.isa, both, t->memory_type == RWK_F32 ? 2 : 1, RWK_F32, &src, &form, 1, RWK_F32, c->elems, 1, 0);
 		if (t->memory_type != RWK_F32)
 			rwk_convert(w->cfg.isa, dst, t->memory_type, reference, RWK_F32, c->elems, past_cache(w));
+		if (payload[3] & RWK_CODEC_HASH) {
+			uint32_t hash;
+
+			memcpy(&hash, payload + length - sizeof hash, sizeof hash);
+			if (hash != rwk_hash(t->reference + c->offset, c->elems))
+				return "the parameters here differ from those of the other workers";
+		}
 	}
 	return NULL;
 }

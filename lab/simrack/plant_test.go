@@ -85,7 +85,7 @@ var plants = []planted{
 	}},
 	{Plant: plant.Plant{
 		Name: "an answer changes the reference twice", File: "aggregate/store/codecs.go",
-		Old: "return e.Run(k.ISA)", New: "e.Run(k.ISA)\n\treturn e.Run(k.ISA)",
+		Old: "n := e.Run(k.ISA)", New: "e.Run(k.ISA)\n\tn := e.Run(k.ISA)",
 	}},
 	{Plant: plant.Plant{
 		Name: "a payload is read as another worker's", File: "aggregate/shard/actions.go",
