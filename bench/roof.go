@@ -53,8 +53,12 @@ func perftest(ctx context.Context, s *Spec, res *report.Result) (report.Roofline
 
 // Times turns a result into one side of a comparison.
 func Times(res report.Result, err error) (report.Times, error) {
+	setting := res.Memory
+	if res.Codecs != nil {
+		setting += ", codecs " + res.Codecs.Names
+	}
 	return report.Times{
-		Name: "rackweave", Setting: res.Memory, Transport: res.Provider, Bytes: res.Bytes, Workers: res.Workers, TimeUS: res.TimeUS,
+		Name: "rackweave", Setting: setting, Transport: res.Provider, Bytes: res.Bytes, Workers: res.Workers, TimeUS: res.TimeUS,
 		Wrong: res.Wrong,
 	}, err
 }

@@ -127,6 +127,16 @@ func TestTheChecksumIsOfTheGradients(t *testing.T) {
 	}
 }
 
+func TestAComparisonNamesTheCodecs(t *testing.T) {
+	for names, want := range map[string]string{"none": "arenas", "int8/none": "arenas, codecs int8/none"} {
+		reports := []workerReport{{TimesUS: []float64{1}, Digests: []uint64{1}, Codecs: &report.Codecs{Names: names}}}
+		res, err := Times(summarise(&Spec{Workers: 1, Iters: 1, Arena: true}, reports), nil)
+		if err != nil || res.Setting != want {
+			t.Errorf("setting %q, %v, want %q", res.Setting, err, want)
+		}
+	}
+}
+
 func TestADifferenceThatAPolicyAllowsIsNamedSo(t *testing.T) {
 	for policy, want := range map[string]string{
 		"": "differs between workers", "ssp:s=3": "differs between workers, as it may under policy ssp:s=3",

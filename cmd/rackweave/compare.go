@@ -25,6 +25,7 @@ func compareCommand() *cobra.Command {
 		Short: "Do the same exchange with other libraries on this machine, by turns, and print the ratios",
 		Example: `  rackweave bench compare --with gloo,mpi
   rackweave bench compare --with gloo --provider tcp --bytes 100MB --workers 8
+  rackweave bench compare --with gloo --provider tcp --compress int8
   rackweave bench compare --with mxnet --model resnet50 --arena`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -77,6 +78,9 @@ func contenders(cmd *cobra.Command, ours bench.Spec, with []string, spec *peers.
 	}
 	if len(with) > 1 {
 		return nil, nil, fmt.Errorf("--with %s: compare mxnet by itself: both sides run in the framework then", strings.Join(with, ","))
+	}
+	if ours.Compress != "" {
+		return nil, nil, errors.New("--compress and --with mxnet: the framework exchanges f32 there: use one of the two")
 	}
 	program, err := os.Executable()
 	if err != nil {
