@@ -186,7 +186,7 @@ func TestAPayloadThatDoesNotDecodeFailsTheJobByName(t *testing.T) {
 		"raw in a short payload":     {"int8", put(0, 0)},
 		"a later version":            {"int8", put(1, 2)},
 		"unknown flags":              {"int8", put(2, 4)},
-		"another byte that is 0":     {"int8", put(3, 1)},
+		"unknown flags of byte 3":    {"int8", put(3, 2)},
 		"more elements":              {"int8", word(4, codedElems+1)},
 		"fewer elements":             {"int4", word(4, codedElems-1)},
 		"a NaN for the energy":       {"int8", word(8, nan)},

@@ -65,6 +65,24 @@ func rackIn(t *testing.T, sim *simfabric.World, options string, workers int, cfg
 	}
 }
 
+// manualRack returns a rack whose lanes and workers run only when the test calls them, over any provider.
+func manualRack(t *testing.T, provider, options string, workers int, cfg racktest.Config) (*racktest.Rack, func()) {
+	t.Helper()
+	switch {
+	case provider == simfabric.Provider && options == ",link=1":
+		r := newNICRack(t, 3, workers, cfg)
+		return r.Rack, func() {
+			for range 4 {
+				r.sim.Step()
+			}
+		}
+	case provider == simfabric.Provider:
+		return simRack(t, 3, options, workers, cfg)
+	}
+	cfg.Manual = true
+	return threadedRack(t, provider, workers, cfg), func() {}
+}
+
 func tensorsOf(wire chunk.DType, sizes ...uint64) []chunk.Tensor {
 	var out []chunk.Tensor
 	for i, n := range sizes {
