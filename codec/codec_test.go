@@ -352,6 +352,17 @@ func TestAGradientThatIsNotFiniteTravelsRawAndLeavesTheResidual(t *testing.T) {
 	}
 }
 
+// Or products would not be exact.
+func TestScalesOfManyLevelsArePowersOfTwo(t *testing.T) {
+	for _, s := range specs[:len(specs)-1] {
+		p, _ := s.sent(t, gaussian(700, 1), nil, Key{})
+		putFloat(p[HeaderBytes:], 1.5)
+		if _, err := Check(p, 700); (err == nil) != (s.ID == Sign || s.ID == TwoBit || s.ID == Ternary || s.ID == TopK) {
+			t.Errorf("%v: %v", s, err)
+		}
+	}
+}
+
 // The bits are fixed: a change of this hash is another version of the format.
 func TestTheFormatIsTheSame(t *testing.T) {
 	h := sha256.New()

@@ -10,9 +10,9 @@
 //
 //	value = 0 + level(code) * scale
 //
-// so that no value is -0, and adding one that is 0 changes no sum but -0. Scales of int8, int4 and FP8 are powers of two, and the
-// levels of the others are -1, 0 and 1. So every product is exact, and neither contraction into a fused multiply-add nor the width
-// of a vector can change a bit of a sum.
+// so that no value is -0, and adding one that is 0 changes no sum but -0. Scales of int8, int4 and FP8 are powers of two, which
+// [Check] sees to, and the levels of the others are -1, 0 and 1. So every product is exact, and neither contraction into a fused
+// multiply-add nor the width of a vector can change a bit of a sum.
 //
 // [TopK] sends the values of the elements with the largest magnitudes, in f32 and by index, then the indexes: as u16, or as a
 // bitmap where that is shorter.

@@ -88,8 +88,12 @@ func Check(p []byte, elems int) (Form, error) {
 		return invalid("%v has %d elements", h.ID, h.Count)
 	}
 	for b := range blocks(elems) {
-		if s := getFloat(rest[4*b:]); !(s >= 0 && s <= math.MaxFloat32/table[h.ID].most) {
+		s := getFloat(rest[4*b:])
+		if !(s >= 0 && s <= math.MaxFloat32/table[h.ID].most) {
 			return invalid("the scale of block %d is %v", b, s)
+		}
+		if table[h.ID].most > 2 && bits(s)<<9 != 0 {
+			return invalid("the scale of block %d is %v, not a power of two", b, s)
 		}
 	}
 	return form, nil

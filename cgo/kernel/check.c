@@ -64,9 +64,15 @@ const char *rwk_check(const void *payload, uint64_t bytes, uint64_t n, uint64_t 
 		return "its sums of squares are not positive";
 	if (count != n || bytes - RWK_CODEC_HEADER != 4 * blocks + (n * bits_of[id] + 7) / 8)
 		return "its length is not that of its codec";
-	for (uint64_t i = 0; i < blocks; i++)
+	for (uint64_t i = 0; i < blocks; i++) {
+		uint32_t bits;
+
 		if (!within(float_at(scales + 4 * i), FLT_MAX / levels[id]))
 			return "a scale is negative or not finite, or too large";
+		memcpy(&bits, scales + 4 * i, sizeof bits);
+		if (levels[id] > 2 && bits << 9)
+			return "a scale is not a power of two";
+	}
 	*form = id | (uint64_t)count << 32;
 	return NULL;
 }

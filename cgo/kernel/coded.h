@@ -428,8 +428,11 @@ FN vf factor_of(int codec, float scale)
 	return factor * vf_all(scale);
 }
 
-/* Returns the values of the vector v of a group, but -0 where package codec has 0. */
-FN vf value_of(int codec, const uint8_t *group, int v, vf factor)
+/*
+ * Adds the values of the vector v of a group to a sum. It may multiply and add at once: products are exact, because scales that
+ * levels other than -1, 0 and 1 have are powers of two.
+ */
+FN vf plus_values(vf sum, int codec, const uint8_t *group, int v, vf factor)
 {
 	const int bits = rwk_codec_bits(codec);
 	vn shift = {0}, words;
@@ -437,17 +440,17 @@ FN vf value_of(int codec, const uint8_t *group, int v, vf factor)
 	if (bits == 8) {
 		words = (vn)vi_widen(group + v * WIDTH);
 		if (codec == RWK_CODEC_INT8)
-			return CONVERT(words, vf) * factor;
-		return minifloat_level(minifloat_of(codec), words) * factor;
+			return vf_add_product(sum, CONVERT(words, vf), factor);
+		return vf_add_product(sum, minifloat_level(minifloat_of(codec), words), factor);
 	}
 	words = words_of(group, bits, v, &shift);
 	if (codec == RWK_CODEC_SIGN)
-		return FLOATS(NUMBERS(factor) ^ (words << (31 - shift) & INT32_MIN));
+		return sum + FLOATS(NUMBERS(factor) ^ (words << (31 - shift) & INT32_MIN));
 #ifdef LOOKUP
 	if (LOOKUP(bits))
-		return vf_lookup((vi)(words >> shift), factor);
+		return sum + vf_lookup((vi)(words >> shift), factor);
 #endif
-	return CONVERT(words << (32 - bits - shift) >> (32 - bits), vf) * factor;
+	return vf_add_product(sum, CONVERT(words << (32 - bits - shift) >> (32 - bits), vf), factor);
 }
 
 FN void fold_sources(int codec, float *x, const struct rwk_codes *in, int count, uint64_t n, int more)
@@ -474,7 +477,7 @@ FN void fold_sources(int codec, float *x, const struct rwk_codes *in, int count,
 				sum[v] = more ? vf_load(x + i + v * WIDTH) : vf_all(0);
 			for (int j = 0; j < count; j++) {
 				for (int v = 0; v < PARTS; v++)
-					sum[v] = sum[v] + value_of(codec, codes[j], v, factor[j]);
+					sum[v] = plus_values(sum[v], codec, codes[j], v, factor[j]);
 				if (bytes >= RWK_LINE / 2)
 					__builtin_prefetch(codes[j] + RWK_AHEAD);
 				codes[j] += bytes;

@@ -30,7 +30,8 @@ __attribute__((constructor)) static void detect(void)
 	unsigned int eax, ebx, ecx, edx;
 
 	__builtin_cpu_init();
-	if (!__builtin_cpu_supports("avx2") || !__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & bit_F16C))
+	if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__get_cpuid(1, &eax, &ebx, &ecx, &edx) ||
+	    !(ecx & bit_F16C))
 		return;
 	found(RWK_AVX2);
 	if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") ||

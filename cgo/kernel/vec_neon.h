@@ -62,6 +62,12 @@ FN vw vw_second(vw x, vw y)
 	return vzip2q_u64(x, y);
 }
 
+/* Returns sum + x * y, whose product is exact. */
+FN vf vf_add_product(vf sum, vf x, vf y)
+{
+	return vfmaq_f32(sum, x, y);
+}
+
 FN vf vf_sqrt(vf x)
 {
 	return vsqrtq_f32(x);

@@ -41,6 +41,12 @@ FN vw vw_counters(uint64_t first)
 	return first;
 }
 
+/* Returns sum + x * y, whose product is exact. */
+FN vf vf_add_product(vf sum, vf x, vf y)
+{
+	return sum + x * y;
+}
+
 FN vf vf_sqrt(vf x)
 {
 	return sqrtf(x);

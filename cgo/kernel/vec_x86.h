@@ -1,12 +1,12 @@
 /*
- * Vectors of WIDTH elements: eight by AVX2 with F16C, or sixteen by AVX-512 F, BW, VL, DQ. AVX512_BF16's cast is not used: it
- * flushes subnormals.
+ * Vectors of WIDTH elements: eight by AVX2 with F16C and FMA, or sixteen by AVX-512 F, BW, VL, DQ. AVX512_BF16's cast is not used:
+ * it flushes subnormals.
  */
 #include <immintrin.h>
 
 /* Names of intrinsics: V of a vector, H of half of one, VI and HI of one as integers. */
 #if WIDTH == 8
-#define TARGET __attribute__((target("avx2,f16c")))
+#define TARGET __attribute__((target("avx2,f16c,fma")))
 #define V(name) _mm256_##name
 #define VI(name) _mm256_##name##_si256
 #define H(name) _mm_##name
@@ -132,6 +132,12 @@ FN vw vw_first(vw x, vw y)
 FN vw vw_second(vw x, vw y)
 {
 	return (vw)V(unpackhi_epi64)((vi)x, (vi)y);
+}
+
+/* Returns sum + x * y, whose product is exact. */
+FN vf vf_add_product(vf sum, vf x, vf y)
+{
+	return V(fmadd_ps)(x, y, sum);
 }
 
 FN vf vf_sqrt(vf x)
