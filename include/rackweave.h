@@ -31,7 +31,7 @@ extern "C" {
 #define RW_API __attribute__((visibility("default")))
 
 /* The upper half changes when something is taken away, the lower when something is added. */
-#define RW_ABI_VERSION 0x00020001u
+#define RW_ABI_VERSION 0x00030000u
 RW_API uint32_t rw_abi_version(void);
 
 /* Failures beside negative errnos. */

@@ -49,10 +49,6 @@ struct rw_mx_exchange {
 	void *src, *dst;    /* NDArrays of the tensor's type and size; may be the same */
 	void *order;        /* an NDArray of one element: exchanges with the same one run in the order of these calls */
 	const float *hyper; /* RW_HYPERS values, or NULL; they are copied */
-	/* 2bit compression of f32: 0, or the threshold; what was not sent stays in residual, of the source's size. */
-	float threshold;
-	uint32_t reserved2;
-	void *residual, *packed; /* NDArrays; packed travels instead of src */
 };
 /*
  * Queues an exchange in MXNet's engine and returns at once. Once one has failed, this returns its error. MXNet's engine does not

@@ -38,7 +38,7 @@ struct rw_mx_store {
 };
 
 /* The arrays of an exchange. */
-enum { SRC, DST, ORDER, RESIDUAL, PACKED, HANDLES };
+enum { SRC, DST, ORDER, HANDLES };
 
 /* One exchange from rw_mx_start until the engine lets it go. */
 struct exchange {
@@ -50,7 +50,6 @@ struct exchange {
 	uint64_t elems;
 	struct rw_op op;
 	float hyper[RW_HYPERS];
-	float threshold;
 	uint8_t nonfinite, elem_bytes;
 };
 
@@ -125,39 +124,6 @@ static int elements(const struct rw_mx_engine *e, void *array, void **out)
 	return e->data(array, out) ? -EINVAL : 0;
 }
 
-/* MXNet's 2bit: what is sent is the threshold, its negative or zero; the rest stays for later. */
-static void quantize(float *packed, float *residual, const float *gradient, uint64_t n, float threshold)
-{
-	for (uint64_t i = 0; i < n; i++) {
-		float r = residual[i] + gradient[i];
-		float sent = r >= threshold ? threshold : r <= -threshold ? -threshold : 0;
-
-		packed[i] = sent;
-		residual[i] = r - sent;
-	}
-}
-
-/* Gradients are compressed; a broadcast gives parameters as they are, and off rank 0 it sends nothing. */
-static int compressed(const struct exchange *x)
-{
-	return x->threshold > 0 && x->op.kind == RW_PUSHPULL;
-}
-
-static int compress(struct exchange *x)
-{
-	const struct rw_mx_engine *e = &x->store->engine;
-	void *residual, *packed;
-	int rc = elements(e, x->handles[RESIDUAL], &residual);
-
-	if (!rc)
-		rc = elements(e, x->handles[PACKED], &packed);
-	if (rc)
-		return rc;
-	quantize(packed, residual, x->op.src, x->elems, x->threshold);
-	x->op.src = packed;
-	return 0;
-}
-
 /* Tells whether all elements are finite: their exponents are not all ones. */
 static int all_finite(const void *elements, uint64_t n, unsigned elem_bytes)
 {
@@ -209,8 +175,6 @@ static void run(void *context, void *on_complete, void *arg)
 	x->op.dst = dst;
 	if (!rc)
 		rc = judge(x);
-	if (!rc && compressed(x))
-		rc = compress(x);
 	if (rc)
 		finish(x, rc);
 	else
@@ -347,7 +311,7 @@ static const int *property(const struct exchange *x)
 {
 	int scanned = x->op.kind == RW_PUSHPULL && x->nonfinite != RW_MX_IGNORE;
 
-	return compressed(x) || (scanned && x->elems * x->elem_bytes > QUICK_BYTES) ? &prioritized : &immediate;
+	return scanned && x->elems * x->elem_bytes > QUICK_BYTES ? &prioritized : &immediate;
 }
 
 /* Makes an operation that will be queued, and counts it. Returns the failure of an earlier one: then none may be queued. */
@@ -373,12 +337,11 @@ int rw_mx_start(rw_mx_store *s, const struct rw_mx_exchange *with)
 	struct exchange *x;
 	int rc;
 
-	if (with->size != sizeof *with || !with->order || (with->threshold > 0 && (!with->residual || !with->packed)))
+	if (with->size != sizeof *with || !with->order)
 		return -EINVAL;
 	rc = make(s, &x);
 	if (rc)
 		return rc;
-	x->threshold = with->threshold;
 	x->elems = with->elems;
 	x->nonfinite = with->nonfinite;
 	x->elem_bytes = with->elem_bytes;
@@ -396,7 +359,7 @@ int rw_mx_start(rw_mx_store *s, const struct rw_mx_exchange *with)
 	}
 
 	/* Everything counts as written: reading in the plain layout may rewrite it. */
-	void *const given[HANDLES] = {with->src, with->dst, with->order, with->residual, with->packed};
+	void *const given[HANDLES] = {with->src, with->dst, with->order};
 	void *written[HANDLES];
 	int n = 0;
 

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from .errors import Error, ForkedError, LibraryError
 
 SONAME = "librackweave.so.0"
-ABI_MAJOR = 2
+ABI_MAJOR = 3
 
 EFORKED, EABORTED, ETRANSPORT, EPROTOCOL = -1001, -1002, -1003, -1004
 PUSH, PUSHPULL, PULL, BROADCAST = 0, 1, 2, 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Set
+from typing import Any, Dict, List, Sequence, Set
 
 from .._session import Session
 from ..errors import ConfigError
@@ -45,7 +45,8 @@ class RackWeaveAsync(RackWeave):
                 "weights before there are values, or use dist_sync_rackweave"
             )
         self._exchanged.clear()
-        return self._world.session(mode="stream", policy="asp:rate=1", optimizer=self._rule.name, hyper=self._named)
+        named: Dict[str, Any] = {"optimizer": self._rule.name, "hyper": self._named}
+        return self._world.session(mode="stream", policy="asp:rate=1", **named, **self._coding())
 
     def _hyper(self, entry: _Key) -> List[float]:
         hyper = super()._hyper(entry)

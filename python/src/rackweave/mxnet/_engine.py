@@ -53,10 +53,6 @@ class _Exchange(ctypes.Structure):
         ("dst", ctypes.c_void_p),
         ("order", ctypes.c_void_p),
         ("hyper", ctypes.POINTER(ctypes.c_float)),
-        ("threshold", ctypes.c_float),
-        ("reserved2", ctypes.c_uint32),
-        ("residual", ctypes.c_void_p),
-        ("packed", ctypes.c_void_p),
     ]
 
 
@@ -111,12 +107,11 @@ _engine = _functions()
 class Exchange:
     """The exchanges of one tensor: what stays the same from step to step is filled in once."""
 
-    __slots__ = ("_fields", "_hyper", "_order", "_kept", "_reference")
+    __slots__ = ("_fields", "_hyper", "_order", "_reference")
 
     def __init__(self, tensor: int, elems: int, elem_bytes: int, nonfinite: int) -> None:
         self._hyper = (ctypes.c_float * _lib.HYPERS)()
         self._order = mx.nd.zeros((1,))
-        self._kept: Tuple[Any, ...] = ()
         self._fields = _Exchange(
             ctypes.sizeof(_Exchange),
             tensor,
@@ -126,11 +121,6 @@ class Exchange:
             order=self._order.handle,
         )
         self._reference = ctypes.byref(self._fields)
-
-    def compress(self, threshold: float, residual: mx.nd.NDArray, packed: mx.nd.NDArray) -> None:
-        """Sends 2bit's values instead of gradients, from the next exchange on."""
-        self._kept = (residual, packed)
-        self._fields.threshold, self._fields.residual, self._fields.packed = threshold, residual.handle, packed.handle
 
     @property
     def hyper(self) -> Sequence[float]:

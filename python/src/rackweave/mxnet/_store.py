@@ -12,7 +12,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.kvstore import KVStoreBase
 
-from .. import _lib, _open, _world
+from .. import _codecs, _lib, _open, _world
 from .._session import Session, Tensor
 from ..errors import ClosedError, ConfigError, Error, TensorError
 from . import _arena, _engine, _states, _watchdog
@@ -21,6 +21,7 @@ from ._optimizers import MOMENTUM, Rule, repeats, rule_of
 TYPE = "dist_sync_rackweave"
 
 TYPES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
+CODECS = ("none", "int8", "int4", "sign", "2bit", "ternary", "topk", "fp8-e4m3", "fp8-e5m2")
 DENSE = "use dense ones (sparse_grad=False, stype='default')"
 
 
@@ -40,7 +41,7 @@ class _Key:
         self.steps = 0  # updates that the aggregator has made
         self.checked: Tuple[Any, Any] = (None, None)  # gradient and result of the last exchange
         self.direct = False  # both can be exchanged where they are
-        self.residual: Any = None  # what compression has rounded off so far
+        self.residual: Any = None  # what codecs have left for the next session
 
 
 class RackWeave(KVStoreBase):
@@ -58,7 +59,7 @@ class RackWeave(KVStoreBase):
         self._updater: Any = None
         self._rule: Optional[Rule] = None
         self._named: Dict[str, float] = {}  # the rule's hyper-parameters that the session was made with
-        self._threshold = 0.0
+        self._codecs = self._world.settings.compress
         self._nonfinite = _nonfinite(os.environ.get("RACKWEAVE_NONFINITE", "count"))
         self._barriers = 0
         self._closed = False
@@ -105,20 +106,29 @@ class RackWeave(KVStoreBase):
         self._change_rule()
 
     def set_gradient_compression(self, compression_params: Dict[str, Any]) -> None:
-        """Rounds gradients to 2 bits, as MXNet does: {"type": "2bit", "threshold": 0.5}. What is rounded off is sent later."""
+        """Compresses gradients from now on: to 2 bits as MXNet does, {"type": "2bit", "threshold": 0.5}, or by another codec.
+
+        {"type": "int8"}, or any other text that init takes as compress, is for the answers, too. What is left out is sent later.
+        Every worker calls it.
+        """
         params = dict(compression_params) if isinstance(compression_params, dict) else {}
-        kind, threshold = params.pop("type", None), params.pop("threshold", 0.5)
-        if kind != "2bit" or params:
-            raise ConfigError(f"gradient compression {compression_params}: use {{'type': '2bit', 'threshold': a number above 0}}")
-        try:
-            threshold = float(threshold)
-        except (TypeError, ValueError):
-            threshold = math.nan
-        if not 0 < threshold < math.inf:
-            raise ConfigError(f"gradient compression {compression_params}: use a finite threshold above 0")
-        self._threshold = threshold
-        for entry in self._keys.values():
-            self._compress(entry)
+        kind = params.pop("type", None)
+        if kind == "2bit":
+            try:
+                threshold = float(params.pop("threshold", 0.5))
+            except (TypeError, ValueError):
+                threshold = math.nan
+            if not 0 < threshold < math.inf:
+                raise ConfigError(f"gradient compression {compression_params}: use a finite threshold above 0")
+            kind = f"2bit:{threshold!r}/none"
+        if params or not isinstance(kind, str) or re.split("[:/]", kind)[0] not in CODECS:
+            raise ConfigError(
+                f"gradient compression {compression_params}: use {{'type': '2bit', 'threshold': a number above 0}}, "
+                f"or a type of {', '.join(CODECS)}"
+            )
+        changed, self._codecs = kind != self._codecs, kind
+        if changed:
+            self._rejoin()
 
     def init(self, key: Any, value: Any) -> None:
         """Gives keys rank 0's values, for pull."""
@@ -240,20 +250,13 @@ class RackWeave(KVStoreBase):
         self._keys.update((e.key, e) for e in new)
 
     def _register(self, entries: Sequence[_Key]) -> None:
-        tensors = [Tensor(str(e.key), tuple(e.shape), memory=TYPES[e.dtype]) for e in entries]
+        tensors = [Tensor(str(e.key), tuple(e.shape), TYPES[e.dtype], compress=e.dtype == np.float32) for e in entries]
         for entry, number in zip(entries, self._opened().register(tensors)):
             entry.tensor, entry.steps = number, 0
             entry.exchange = _engine.Exchange(number, int(np.prod(entry.shape)), entry.dtype.itemsize, self._nonfinite)
             entry.checked = (None, None)
-            self._compress(entry)
-
-    def _compress(self, entry: _Key) -> None:
-        if self._threshold and entry.dtype == np.float32:
-            packed = _arena.gradient(entry.shape, entry.dtype)
-            packed = mx.nd.zeros(entry.shape) if packed is None else packed
-            if entry.residual is None:
-                entry.residual = mx.nd.zeros(entry.shape)
-            entry.exchange.compress(self._threshold, entry.residual, packed)
+            _codecs.take(self._opened(), number, entry.residual)
+            entry.residual = None
 
     def _take(self, entry: _Key) -> None:
         """Gives a key an array of its own for its value."""
@@ -357,8 +360,11 @@ class RackWeave(KVStoreBase):
 
     def _join(self) -> Session:
         if self._rule is None:
-            return self._world.session()
-        return self._world.session(mode="eager", optimizer=self._rule.name, hyper=self._named)
+            return self._world.session(**self._coding())
+        return self._world.session(mode="eager", optimizer=self._rule.name, hyper=self._named, **self._coding())
+
+    def _coding(self) -> Dict[str, Any]:
+        return {"compress": self._codecs, "as_is": self._codecs.startswith("2bit")}  # as MXNet's, which knows no learning rate
 
     def _hyper(self, entry: _Key) -> List[float]:
         """Counts an update of the key and returns what to tell the aggregator for it."""
@@ -383,7 +389,7 @@ class RackWeave(KVStoreBase):
         """Goes on in another session, with the values as they are."""
         if self._session is None:
             return
-        self._leave()
+        self._leave(to_go_on=True)
         entries = list(self._keys.values())
         if not entries:
             return
@@ -392,7 +398,7 @@ class RackWeave(KVStoreBase):
             if entry.value is not None:
                 self._broadcast(entry, entry.value, [entry.value])
 
-    def _leave(self) -> None:
+    def _leave(self, to_go_on: bool = False) -> None:
         session, native = self._session, self._native
         if session is None or native is None:
             return
@@ -401,6 +407,8 @@ class RackWeave(KVStoreBase):
         try:
             if not native.told:
                 native.check()
+            for entry in self._keys.values() if to_go_on else ():
+                entry.residual = _codecs.residual(session, entry.tensor)
         finally:
             session.close()
             native.close()

@@ -168,6 +168,26 @@ def compression_is_mxnets_2bit():
             kv.pushpull("g", [mx.nd.array(grads[RANK, d], ctx=mx.cpu(d)) for d in range(devices)], out=outs)
             for out in outs:
                 np.testing.assert_array_equal(out.asnumpy(), want)
+            if step == 2:  # in a session that begins here, what is left goes on
+                kv.set_gradient_compression({"type": "2bit:0.50/none"})
+        moved = kv._session.stats()  # of the last two steps, and of the value at their beginning
+        assert moved["sent_bytes"] < 0.08 * 2 * 4000 + 4000, moved
+
+
+@check
+def other_codecs_compress_both_ways():
+    for kind, most in (("int8", 0.3), ("int4/none", 0.2), ("sign/int8", 0.1)):
+        kv, total = store(), np.zeros(5000, np.float32)
+        kv.set_gradient_compression({"type": kind})
+        for step in range(20):
+            grad, out = np.random.RandomState(10 * step + RANK).normal(0, 1, 5000).astype(np.float32), mx.nd.zeros((5000,))
+            kv.pushpull("g", mx.nd.array(grad), out=out)
+            whole = sum(np.random.RandomState(10 * step + r).normal(0, 1, 5000).astype(np.float32) for r in range(N))
+            total += out.asnumpy() - whole
+        moved = kv._session.stats()
+        assert moved["sent_bytes"] < most * moved["sent_raw_bytes"], (kind, moved)
+        assert (moved["received_bytes"] < 0.3 * moved["received_raw_bytes"]) == (kind != "int4/none"), (kind, moved)
+        assert np.abs(total).max() < 6 * N, (kind, np.abs(total).max())  # what is left does not grow
 
 
 @check
