@@ -8,12 +8,19 @@ import (
 // Pair holds the codecs of a job. The zero value sends everything raw.
 type Pair struct {
 	Up, Down Spec // of the workers' gradients, and of the answers
+	// Auto is the text by which a controller chooses the gradients' codecs while the job runs: auto, or auto:NAME=VALUE,…. Up is
+	// their codec until then. If "", Up stays.
+	Auto string
 }
 
 // ParsePair returns the codecs that text names, as CODEC or CODEC/ANSWERS: int4, sign/int8 or 2bit:0.5/none for instance. Without
 // the second codec, answers take the first one if that is dense enough, otherwise int8. If answers is false, the job cannot shorten
-// its answers. Empty text names no codec.
+// its answers. Empty text names no codec. Of auto:…, ParsePair reads codecs=CODEC+…, whose first is Up instead of int8, and
+// answers=CODEC.
 func ParsePair(text string, answers bool) (p Pair, err error) {
+	if name, parameters, _ := strings.Cut(text, ":"); name == "auto" {
+		return parseAuto(text, parameters, answers)
+	}
 	up, down, given := strings.Cut(text, "/")
 	if text == "" {
 		return Pair{}, nil
@@ -41,6 +48,21 @@ func ParsePair(text string, answers bool) (p Pair, err error) {
 	return p, nil
 }
 
+func parseAuto(text, parameters string, answers bool) (Pair, error) {
+	up, down := "int8", ""
+	for part := range strings.SplitSeq(parameters, ",") {
+		switch key, value, _ := strings.Cut(part, "="); key {
+		case "codecs":
+			up, _, _ = strings.Cut(value, "+")
+		case "answers":
+			down = "/" + value
+		}
+	}
+	p, err := ParsePair(up+down, answers)
+	p.Auto = text
+	return p, err
+}
+
 // Dense reports whether a codec keeps every element, in 4 bits or more.
 func (s Spec) Dense() bool { return s.ID == Raw || table[s.ID].bits >= 4 }
 
@@ -51,8 +73,11 @@ func (p Pair) Share() float64 {
 }
 
 func (p Pair) String() string {
-	if p == (Pair{}) {
+	switch {
+	case p == (Pair{}):
 		return "none"
+	case p.Auto != "":
+		return p.Auto
 	}
 	return p.Up.String() + "/" + p.Down.String()
 }

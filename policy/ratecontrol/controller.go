@@ -12,6 +12,7 @@ type Config struct {
 	Spec    Spec
 	Codecs  []Codec // the candidates
 	Groups  []Group
+	Start   uint8 // all groups' codec until the first decision
 	Ranks   int
 	Ingress float64       // bytes per second that the aggregator receives from all ranks. If 0, more than they send.
 	Message time.Duration // of a chunk's handling on one lane, however short it is
@@ -138,11 +139,11 @@ func (c *calm) budget() float64 {
 	return b
 }
 
-// New returns the controller of a job, whose groups are raw until its first decision. The spec must come from [Parse].
+// New returns the controller of a job. The spec must come from [Parse].
 func New(c Config) (*Controller, error) {
-	if c.Ranks < 1 || !(c.Ingress >= 0) || c.Message < 0 || c.Lanes < 0 {
-		return nil, fmt.Errorf("%d ranks, %v bytes/s, %v a message, %d lanes: use 1 rank or more, and no negative number", c.Ranks,
-			c.Ingress, c.Message, c.Lanes)
+	if c.Ranks < 1 || !(c.Ingress >= 0) || c.Message < 0 || c.Lanes < 0 || int(c.Start) > len(c.Codecs) {
+		return nil, fmt.Errorf("%d ranks, %v bytes/s, %v a message, %d lanes, codec %d of %d: use 1 rank or more, no negative number, and a "+
+			"candidate", c.Ranks, c.Ingress, c.Message, c.Lanes, c.Start, len(c.Codecs))
 	}
 	n := &Controller{config: c, law: greedy{}, links: make([]link, c.Ranks), lead: soonest}
 	if s := c.Spec; s.Law == aceLaw {
@@ -156,7 +157,8 @@ func New(c Config) (*Controller, error) {
 	}
 	groups := len(c.Groups)
 	n.worth, n.calm.rose = make([]float64, groups), make([]bool, groups)
-	n.current = Decision{Codecs: make([]uint8, groups), Bytes: n.table.raw, Budget: n.table.raw}
+	n.current = Decision{Codecs: slices.Repeat([]uint8{c.Start}, groups), Budget: n.table.raw}
+	n.current.Bytes = n.table.length(n.current.Codecs)
 	n.calm.length, n.calm.least = dwell, math.Inf(1)
 	return n, nil
 }
