@@ -69,7 +69,7 @@ var house = map[string][]string{
 	"aggregate/reduce":  {"chunk"},
 	"aggregate/session": {"verbs", "chunk"},
 	"aggregate/shard": {"aggregate/failure", "aggregate/lane", "aggregate/optim", "aggregate/pace", "aggregate/reduce",
-		"aggregate/session", "aggregate/store", "chunk", "verbs", "cgo"},
+		"aggregate/session", "aggregate/store", "chunk", "codec", "verbs", "cgo"},
 	"aggregate/store": {"aggregate/optim", "chunk", "codec", "numa", "verbs", "cgo"},
 	"aggregate/uplink": {"aggregate/failure", "aggregate/lane", "aggregate/reduce", "aggregate/session", "aggregate/store",
 		"hierarchy", "chunk", "codec", "verbs", "cgo"},

@@ -284,6 +284,34 @@ func TestWorkersCountersTellWhatCodecsSave(t *testing.T) {
 	}
 }
 
+// What follows a payload after which the worker could send more tells of the link; sums are of one codec.
+func TestGaugesTellWhatAControllerChoosesBy(t *testing.T) {
+	r := newCodedRack(t, "", aggregate.JobConfig{Mode: aggregate.Aggregate, Hyper: optim.Sum.Defaults(),
+		Compress: pair(t, "auto:answers=none", true)})
+	more, last, other := payload(t, "int8", codedElems), payload(t, "int8", codedElems), payload(t, "int4", codedElems)
+	more[3] = 1
+	for step, p := range [][]byte{more, last, other} {
+		r.send(0, chunk.OpPush, 0, p)
+		r.send(1, chunk.OpPush, 0, make([]byte, codedBytes))
+		r.send(0, chunk.OpPush, 1, p)
+		r.send(1, chunk.OpPush, 1, last)
+		g, err := r.Job.ReadGauges(t.Context(), 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := codec.HeaderOf(p)
+		sums := g[0].Tensors[0]
+		if g[0].Steps != uint64(step+1) || sums.Codec != h.ID || sums.Elems != codedElems || sums.Energy != float64(h.Energy) ||
+			sums.Lost != float64(h.Lost) || g[1].Tensors[0].Elems != 0 || g[0].Tensors[2].Elems != 0 {
+			t.Errorf("step %d: %+v", step, g)
+		}
+		// The first payload of the second step follows one that told of more, too.
+		if want := []int64{1, 1, 0}[step]; g[0].Flow.Chunks != want || g[0].Flow.Bytes != want*int64(len(p)) || g[0].Flow.NS < 0 {
+			t.Errorf("step %d: %+v", step, g[0].Flow)
+		}
+	}
+}
+
 // Each worker chooses its own codec, whatever the job's is.
 func TestGradientsInAnyCodecsAreSummedAsPlainGoDecodesThem(t *testing.T) {
 	h := optim.SGDTorch.Defaults()

@@ -65,6 +65,8 @@ type (
 	Counters = lane.Counters
 	// WorkerCounters holds the counters of one worker.
 	WorkerCounters = shard.WorkerCounters
+	// WorkerGauge holds the measurements of a worker by which a controller chooses codecs.
+	WorkerGauge = shard.WorkerGauge
 	// Coding counts payloads of one direction, and what codecs make of them.
 	Coding = store.Coding
 	// RackCounters holds a job's counters for another rack.
@@ -189,13 +191,19 @@ func (c *JobConfig) complete() error {
 
 // checkCodecs returns an error if the job cannot train with its codecs.
 func (c *JobConfig) checkCodecs() error {
-	up, down := c.Compress.Up, c.Compress.Down
+	down := c.Compress.Down
 	switch {
 	case !down.Dense():
 		return fmt.Errorf("answers in %v would add a second large loss to that of the gradients: use none, int8 or int4", down)
 	case down.ID != codec.Raw && c.Mode != Eager && c.Mode != Aggregate:
 		return fmt.Errorf("mode %v cannot send answers in %v: use none for answers, or mode eager or aggregate", c.Mode, down)
-	case !up.Dense() && slices.Contains(c.Rule.Takes(), "beta2"):
+	}
+	return c.CheckCodec(c.Compress.Up)
+}
+
+// CheckCodec returns an error if the job cannot train with a codec of gradients.
+func (c *JobConfig) CheckCodec(up codec.Spec) error {
+	if !up.Dense() && slices.Contains(c.Rule.Takes(), "beta2") {
 		return fmt.Errorf("optimizer %v divides by the root of its gradients' mean squares, which %v makes spikes and zeros: use a codec of "+
 			"4 bits or more, such as int4", c.Rule, up)
 	}

@@ -266,6 +266,21 @@ func (j *Job) WorkerCounters() []WorkerCounters {
 	return out
 }
 
+// ReadGauges returns the measurements of each worker since the last call, by rank, about so many tensors. A controller chooses the
+// job's codecs by them.
+func (j *Job) ReadGauges(ctx context.Context, tensors int) ([]WorkerGauge, error) {
+	out := make([]WorkerGauge, j.shared.Workers)
+	for rank := range out {
+		out[rank].Tensors = make([]shard.TensorGauge, tensors)
+	}
+	for _, s := range j.shards {
+		if err := s.Flow.Do(ctx, func() error { s.ReadGauges(out); return nil }); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
 // Breaks returns a channel of a worker's connections that broke.
 func (j *Job) Breaks(rank int) <-chan shard.Break { return j.shared.Breaks[rank] }
 

@@ -388,6 +388,7 @@ func (s *Shard) answer(rank int32, h *reduce.Held, a *reduce.Action, p payload) 
 			}
 		}
 	}
+	k.gauge.answered = s.Lane.Stamp
 	count := &s.Lane.Count
 	count.Answers++
 	count.SentBytes += uint64(p.bytes)

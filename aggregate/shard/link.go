@@ -34,6 +34,7 @@ type link struct {
 	unnotified bool   // the worker has not received the notice that the connection broke
 	deadline   int64  // ns, the time at which the worker of a broken connection is lost
 	counters   WorkerCounters
+	gauge      gauge
 }
 
 type streamLink struct {

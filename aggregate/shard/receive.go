@@ -68,6 +68,9 @@ func (k *link) readForm(s *Shard, m *reduce.Message) error {
 	}
 	m.Where.Form = uint64(form)
 	k.counters.Up.Count(m.Where.Payload, int(m.Bytes), s.Store.WireBytes(c))
+	if k.gauge.tensors != nil {
+		k.gauge.arrive(s, c, m)
+	}
 	return nil
 }
 

@@ -138,6 +138,7 @@ func (s *Shard) Add(a *store.Addition) {
 	for _, k := range s.Workers.links {
 		if k != nil {
 			k.dst = append(k.dst, make([]destination, len(a.Tensors))...)
+			k.gauge.fit(s.Store)
 			if s.stream != nil {
 				k.stream.fit(s.Store)
 			}

@@ -171,6 +171,7 @@ func (w *Workers) Attach(rank int, slots *store.Region, pds []*verbs.PD, e *chun
 		return chunk.AggregatorLane{}, errors.Join(err, w.s.Lane.Drop(c))
 	}
 	k.dst = make([]destination, len(w.s.Store.Tensors))
+	k.gauge.fit(w.s.Store)
 	if w.s.stream != nil {
 		k.stream.fit(w.s.Store)
 	}
