@@ -96,6 +96,26 @@ func (f *follower) report(a *membership.Aggregator, l *api.Links) {
 	f.hurry()
 }
 
+// recode makes tensors use other codecs. On an error some may do so already, until the aggregator withdraws the codecs.
+func (f *follower) recode(_ *membership.Aggregator, c *api.Codecs) error {
+	f.mu.Lock()
+	session := f.session
+	f.mu.Unlock()
+	if session == nil {
+		return errors.New("no tensor is registered")
+	}
+	for t, place := range c.Places {
+		if int(place) >= len(c.Codecs) {
+			return fmt.Errorf("tensor %d has codec %d of %d", t, place, len(c.Codecs))
+		}
+		to := codecOf(c.Codecs[place])
+		if err := session.Call("compress", func() int { return cworker.CompressFrom(session.C, uint32(t), to, c.From) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // hurry makes run look now.
 func (f *follower) hurry() {
 	select {

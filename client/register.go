@@ -101,7 +101,7 @@ func (w *Worker) compress(first, n int) error {
 	if up == nil {
 		return nil
 	}
-	c := cworker.Codec{ID: uint8(up.Id), Stochastic: up.Stochastic, Param: up.Param}
+	c := codecOf(up)
 	for t := range n {
 		err := w.session.Call("register", func() int { return cworker.Compress(w.session.C, uint32(first+t), c) })
 		if err != nil {
@@ -109,4 +109,8 @@ func (w *Worker) compress(first, n int) error {
 		}
 	}
 	return nil
+}
+
+func codecOf(c *api.Codec) cworker.Codec {
+	return cworker.Codec{ID: uint8(c.Id), Stochastic: c.Stochastic, Param: c.Param}
 }

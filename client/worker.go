@@ -55,7 +55,7 @@ func (w *Worker) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m := membership.Config{Access: w.cfg.access(), Links: w.failover.report}
+	m := membership.Config{Access: w.cfg.access(), Links: w.failover.report, Codecs: w.failover.recode}
 	if w.member, err = membership.Join(ctx, m, r); err != nil {
 		return err
 	}

@@ -34,6 +34,7 @@ func (s *Service) serveCalls() {
 	mountOf(s, apiconnect.JobServiceResumeProcedure, 1<<20, active((*job.Member).Resume))
 	mountOf(s, apiconnect.JobServiceRegisterProcedure, maxMessageBytes, active((*job.Member).Register))
 	mountOf(s, apiconnect.JobServiceBarrierProcedure, 4<<10, active((*job.Member).Barrier))
+	mountOf(s, apiconnect.JobServiceAcceptCodecsProcedure, 4<<10, active((*job.Member).AcceptCodecs))
 	mountOf(s, apiconnect.JobServiceReportLossProcedure, 4<<10, active((*job.Member).ReportLoss))
 	mountOf(s, apiconnect.JobServiceSaveProcedure, 64<<10, ofState(s, (*checkpoint.State).Save))
 	mountOf(s, apiconnect.JobServiceRestoreProcedure, 64<<10, ofState(s, (*checkpoint.State).Restore))

@@ -25,6 +25,8 @@ type Config struct {
 	Access // to the aggregator, or, with the URLs of several and commas between them, to all over which the job is spread
 	// Links, if not nil, is called with an aggregator's reports of its links and broken connections, by a goroutine of the aggregator.
 	Links func(*Aggregator, *api.Links)
+	// Codecs, if not nil, makes the worker use the codecs that an aggregator announces, likewise. On an error it refuses them.
+	Codecs func(*Aggregator, *api.Codecs) error
 }
 
 // Membership is a worker's membership in a job. Its methods may be called from any goroutine.
@@ -50,9 +52,10 @@ type Membership struct {
 const (
 	// ReasonWait is the time that a failure of the data path waits for the control plane to report its cause. Two
 	// aggregators relay a cause from another rack, and each may wait for it first.
-	ReasonWait  = 1500 * time.Millisecond
-	leaveWithin = 5 * time.Second
-	failWithin  = 2 * time.Second // for an aggregator to record a failure; one that is stopped does not
+	ReasonWait   = 1500 * time.Millisecond
+	leaveWithin  = 5 * time.Second
+	acceptWithin = 2 * time.Second
+	failWithin   = 2 * time.Second // for an aggregator to record a failure; one that is stopped does not
 )
 
 // Join joins the aggregator, or all over which the job is spread, when all workers have joined. r is the worker's request, whose
@@ -174,6 +177,9 @@ func (m *Membership) watch(a *Aggregator) error {
 			if l := stream.Msg().Links; l != nil && m.cfg.Links != nil {
 				m.cfg.Links(a, l)
 			}
+			if c := stream.Msg().Codecs; c != nil {
+				m.take(ctx, a, c)
+			}
 			if f := stream.Msg().Failure; f != nil {
 				m.end(&JobError{Job: m.job, Rank: int(f.Rank), Text: f.Text}, f.Rank)
 				return
@@ -183,6 +189,17 @@ func (m *Membership) watch(a *Aggregator) error {
 		m.end(fmt.Errorf("%w: the connection to %s broke: %w", ErrServerLost, a.Server, why), -1)
 	})
 	return nil
+}
+
+// take answers to codecs. If the answer does not arrive, the aggregator withdraws them.
+func (m *Membership) take(ctx context.Context, a *Aggregator, c *api.Codecs) {
+	r := &api.AcceptCodecsRequest{Version: c.Version, Accepted: m.cfg.Codecs != nil && m.cfg.Codecs(a, c) == nil}
+	if c.Version == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, acceptWithin)
+	defer cancel()
+	_, _ = a.RPC.AcceptCodecs(ctx, r)
 }
 
 // end records that the job has ended at an aggregator because of the worker of a rank, or, with -1, that the aggregator is lost. It

@@ -95,7 +95,7 @@ func (x TraceEvent_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TraceEvent_Kind.Descriptor instead.
 func (TraceEvent_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{43, 0}
+	return file_job_proto_rawDescGZIP(), []int{41, 0}
 }
 
 type JoinRequest struct {
@@ -609,70 +609,6 @@ func (x *JoinResponse) GetAnswers() *Codec {
 	return nil
 }
 
-// Codec is the codec of a direction; not set: values travel as they are.
-type Codec struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// As in the headers of payloads.
-	Id uint32 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Rounds by chance.
-	Stochastic bool `protobuf:"varint,2,opt,name=stochastic,proto3" json:"stochastic,omitempty"`
-	// The threshold of 2bit, the share of topk.
-	Param         float64 `protobuf:"fixed64,3,opt,name=param,proto3" json:"param,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Codec) Reset() {
-	*x = Codec{}
-	mi := &file_job_proto_msgTypes[2]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Codec) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Codec) ProtoMessage() {}
-
-func (x *Codec) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[2]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Codec.ProtoReflect.Descriptor instead.
-func (*Codec) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{2}
-}
-
-func (x *Codec) GetId() uint32 {
-	if x != nil {
-		return x.Id
-	}
-	return 0
-}
-
-func (x *Codec) GetStochastic() bool {
-	if x != nil {
-		return x.Stochastic
-	}
-	return false
-}
-
-func (x *Codec) GetParam() float64 {
-	if x != nil {
-		return x.Param
-	}
-	return 0
-}
-
 // Aggregator is one of those that a job is spread over, or that of one of its racks.
 type Aggregator struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -687,7 +623,7 @@ type Aggregator struct {
 
 func (x *Aggregator) Reset() {
 	*x = Aggregator{}
-	mi := &file_job_proto_msgTypes[3]
+	mi := &file_job_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -699,7 +635,7 @@ func (x *Aggregator) String() string {
 func (*Aggregator) ProtoMessage() {}
 
 func (x *Aggregator) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[3]
+	mi := &file_job_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -712,7 +648,7 @@ func (x *Aggregator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Aggregator.ProtoReflect.Descriptor instead.
 func (*Aggregator) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{3}
+	return file_job_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Aggregator) GetUrl() string {
@@ -749,7 +685,7 @@ type Lane struct {
 
 func (x *Lane) Reset() {
 	*x = Lane{}
-	mi := &file_job_proto_msgTypes[4]
+	mi := &file_job_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -761,7 +697,7 @@ func (x *Lane) String() string {
 func (*Lane) ProtoMessage() {}
 
 func (x *Lane) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[4]
+	mi := &file_job_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -774,7 +710,7 @@ func (x *Lane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lane.ProtoReflect.Descriptor instead.
 func (*Lane) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{4}
+	return file_job_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Lane) GetNic() uint32 {
@@ -813,7 +749,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_job_proto_msgTypes[5]
+	mi := &file_job_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -825,7 +761,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[5]
+	mi := &file_job_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -838,7 +774,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{5}
+	return file_job_proto_rawDescGZIP(), []int{4}
 }
 
 type WatchResponse struct {
@@ -846,13 +782,14 @@ type WatchResponse struct {
 	// A heartbeat has no field set.
 	Failure       *Failure `protobuf:"bytes,1,opt,name=failure,proto3" json:"failure,omitempty"`
 	Links         *Links   `protobuf:"bytes,2,opt,name=links,proto3" json:"links,omitempty"`
+	Codecs        *Codecs  `protobuf:"bytes,3,opt,name=codecs,proto3" json:"codecs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_job_proto_msgTypes[6]
+	mi := &file_job_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -864,7 +801,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[6]
+	mi := &file_job_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -877,7 +814,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{6}
+	return file_job_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *WatchResponse) GetFailure() *Failure {
@@ -890,6 +827,13 @@ func (x *WatchResponse) GetFailure() *Failure {
 func (x *WatchResponse) GetLinks() *Links {
 	if x != nil {
 		return x.Links
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetCodecs() *Codecs {
+	if x != nil {
+		return x.Codecs
 	}
 	return nil
 }
@@ -907,7 +851,7 @@ type Links struct {
 
 func (x *Links) Reset() {
 	*x = Links{}
-	mi := &file_job_proto_msgTypes[7]
+	mi := &file_job_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -919,7 +863,7 @@ func (x *Links) String() string {
 func (*Links) ProtoMessage() {}
 
 func (x *Links) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[7]
+	mi := &file_job_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -932,7 +876,7 @@ func (x *Links) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Links.ProtoReflect.Descriptor instead.
 func (*Links) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{7}
+	return file_job_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Links) GetDown() []uint32 {
@@ -960,7 +904,7 @@ type BrokenLane struct {
 
 func (x *BrokenLane) Reset() {
 	*x = BrokenLane{}
-	mi := &file_job_proto_msgTypes[8]
+	mi := &file_job_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -972,7 +916,7 @@ func (x *BrokenLane) String() string {
 func (*BrokenLane) ProtoMessage() {}
 
 func (x *BrokenLane) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[8]
+	mi := &file_job_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -985,7 +929,7 @@ func (x *BrokenLane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokenLane.ProtoReflect.Descriptor instead.
 func (*BrokenLane) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{8}
+	return file_job_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *BrokenLane) GetLane() uint32 {
@@ -1013,7 +957,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_job_proto_msgTypes[9]
+	mi := &file_job_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1025,7 +969,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[9]
+	mi := &file_job_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1038,7 +982,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{9}
+	return file_job_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Failure) GetRank() int32 {
@@ -1069,7 +1013,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_job_proto_msgTypes[10]
+	mi := &file_job_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1081,7 +1025,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[10]
+	mi := &file_job_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1094,7 +1038,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{10}
+	return file_job_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ConnectRequest) GetLanes() []*WorkerLane {
@@ -1138,7 +1082,7 @@ type WorkerLane struct {
 
 func (x *WorkerLane) Reset() {
 	*x = WorkerLane{}
-	mi := &file_job_proto_msgTypes[11]
+	mi := &file_job_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1150,7 +1094,7 @@ func (x *WorkerLane) String() string {
 func (*WorkerLane) ProtoMessage() {}
 
 func (x *WorkerLane) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[11]
+	mi := &file_job_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1163,7 +1107,7 @@ func (x *WorkerLane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerLane.ProtoReflect.Descriptor instead.
 func (*WorkerLane) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{11}
+	return file_job_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WorkerLane) GetEndpoint() []byte {
@@ -1203,7 +1147,7 @@ type ConnectResponse struct {
 
 func (x *ConnectResponse) Reset() {
 	*x = ConnectResponse{}
-	mi := &file_job_proto_msgTypes[12]
+	mi := &file_job_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1215,7 +1159,7 @@ func (x *ConnectResponse) String() string {
 func (*ConnectResponse) ProtoMessage() {}
 
 func (x *ConnectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[12]
+	mi := &file_job_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1228,7 +1172,7 @@ func (x *ConnectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectResponse.ProtoReflect.Descriptor instead.
 func (*ConnectResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{12}
+	return file_job_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ConnectResponse) GetLanes() []*AggregatorLane {
@@ -1249,7 +1193,7 @@ type AggregatorLane struct {
 
 func (x *AggregatorLane) Reset() {
 	*x = AggregatorLane{}
-	mi := &file_job_proto_msgTypes[13]
+	mi := &file_job_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1261,7 +1205,7 @@ func (x *AggregatorLane) String() string {
 func (*AggregatorLane) ProtoMessage() {}
 
 func (x *AggregatorLane) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[13]
+	mi := &file_job_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1274,7 +1218,7 @@ func (x *AggregatorLane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AggregatorLane.ProtoReflect.Descriptor instead.
 func (*AggregatorLane) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{13}
+	return file_job_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AggregatorLane) GetEndpoint() []byte {
@@ -1317,7 +1261,7 @@ type ResumeRequest struct {
 
 func (x *ResumeRequest) Reset() {
 	*x = ResumeRequest{}
-	mi := &file_job_proto_msgTypes[14]
+	mi := &file_job_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1329,7 +1273,7 @@ func (x *ResumeRequest) String() string {
 func (*ResumeRequest) ProtoMessage() {}
 
 func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[14]
+	mi := &file_job_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1342,7 +1286,7 @@ func (x *ResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeRequest.ProtoReflect.Descriptor instead.
 func (*ResumeRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{14}
+	return file_job_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ResumeRequest) GetLane() uint32 {
@@ -1405,7 +1349,7 @@ type Region struct {
 
 func (x *Region) Reset() {
 	*x = Region{}
-	mi := &file_job_proto_msgTypes[15]
+	mi := &file_job_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1417,7 +1361,7 @@ func (x *Region) String() string {
 func (*Region) ProtoMessage() {}
 
 func (x *Region) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[15]
+	mi := &file_job_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1430,7 +1374,7 @@ func (x *Region) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Region.ProtoReflect.Descriptor instead.
 func (*Region) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{15}
+	return file_job_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Region) GetAddr() uint64 {
@@ -1465,7 +1409,7 @@ type ResumeResponse struct {
 
 func (x *ResumeResponse) Reset() {
 	*x = ResumeResponse{}
-	mi := &file_job_proto_msgTypes[16]
+	mi := &file_job_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1477,7 +1421,7 @@ func (x *ResumeResponse) String() string {
 func (*ResumeResponse) ProtoMessage() {}
 
 func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[16]
+	mi := &file_job_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1490,7 +1434,7 @@ func (x *ResumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeResponse.ProtoReflect.Descriptor instead.
 func (*ResumeResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{16}
+	return file_job_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ResumeResponse) GetLane() *AggregatorLane {
@@ -1517,7 +1461,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_job_proto_msgTypes[17]
+	mi := &file_job_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1473,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[17]
+	mi := &file_job_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1486,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{17}
+	return file_job_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RegisterRequest) GetTensors() []*Tensor {
@@ -1574,7 +1518,7 @@ type Tensor struct {
 
 func (x *Tensor) Reset() {
 	*x = Tensor{}
-	mi := &file_job_proto_msgTypes[18]
+	mi := &file_job_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1586,7 +1530,7 @@ func (x *Tensor) String() string {
 func (*Tensor) ProtoMessage() {}
 
 func (x *Tensor) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[18]
+	mi := &file_job_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1599,7 +1543,7 @@ func (x *Tensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tensor.ProtoReflect.Descriptor instead.
 func (*Tensor) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{18}
+	return file_job_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Tensor) GetName() string {
@@ -1649,7 +1593,7 @@ type RegisterResponse struct {
 
 func (x *RegisterResponse) Reset() {
 	*x = RegisterResponse{}
-	mi := &file_job_proto_msgTypes[19]
+	mi := &file_job_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1661,7 +1605,7 @@ func (x *RegisterResponse) String() string {
 func (*RegisterResponse) ProtoMessage() {}
 
 func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[19]
+	mi := &file_job_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1674,7 +1618,7 @@ func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterResponse.ProtoReflect.Descriptor instead.
 func (*RegisterResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{19}
+	return file_job_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RegisterResponse) GetPlanHash() []byte {
@@ -1701,7 +1645,7 @@ type BarrierRequest struct {
 
 func (x *BarrierRequest) Reset() {
 	*x = BarrierRequest{}
-	mi := &file_job_proto_msgTypes[20]
+	mi := &file_job_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1657,7 @@ func (x *BarrierRequest) String() string {
 func (*BarrierRequest) ProtoMessage() {}
 
 func (x *BarrierRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[20]
+	mi := &file_job_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1670,7 @@ func (x *BarrierRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BarrierRequest.ProtoReflect.Descriptor instead.
 func (*BarrierRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{20}
+	return file_job_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *BarrierRequest) GetName() string {
@@ -1753,7 +1697,7 @@ type BarrierResponse struct {
 
 func (x *BarrierResponse) Reset() {
 	*x = BarrierResponse{}
-	mi := &file_job_proto_msgTypes[21]
+	mi := &file_job_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1765,7 +1709,7 @@ func (x *BarrierResponse) String() string {
 func (*BarrierResponse) ProtoMessage() {}
 
 func (x *BarrierResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[21]
+	mi := &file_job_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1778,7 +1722,7 @@ func (x *BarrierResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BarrierResponse.ProtoReflect.Descriptor instead.
 func (*BarrierResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{21}
+	return file_job_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *BarrierResponse) GetRestoredStep() uint32 {
@@ -1800,7 +1744,7 @@ type LeaveRequest struct {
 
 func (x *LeaveRequest) Reset() {
 	*x = LeaveRequest{}
-	mi := &file_job_proto_msgTypes[22]
+	mi := &file_job_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1812,7 +1756,7 @@ func (x *LeaveRequest) String() string {
 func (*LeaveRequest) ProtoMessage() {}
 
 func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[22]
+	mi := &file_job_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1825,7 +1769,7 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{22}
+	return file_job_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LeaveRequest) GetFailure() string {
@@ -1850,7 +1794,7 @@ type LeaveResponse struct {
 
 func (x *LeaveResponse) Reset() {
 	*x = LeaveResponse{}
-	mi := &file_job_proto_msgTypes[23]
+	mi := &file_job_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1862,7 +1806,7 @@ func (x *LeaveResponse) String() string {
 func (*LeaveResponse) ProtoMessage() {}
 
 func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[23]
+	mi := &file_job_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1875,7 +1819,7 @@ func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveResponse.ProtoReflect.Descriptor instead.
 func (*LeaveResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{23}
+	return file_job_proto_rawDescGZIP(), []int{22}
 }
 
 type StatusRequest struct {
@@ -1886,7 +1830,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_job_proto_msgTypes[24]
+	mi := &file_job_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1898,7 +1842,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[24]
+	mi := &file_job_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1911,7 +1855,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{24}
+	return file_job_proto_rawDescGZIP(), []int{23}
 }
 
 type StatusResponse struct {
@@ -1929,7 +1873,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_job_proto_msgTypes[25]
+	mi := &file_job_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1941,7 +1885,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[25]
+	mi := &file_job_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1954,7 +1898,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{25}
+	return file_job_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -2018,7 +1962,7 @@ type Membership struct {
 
 func (x *Membership) Reset() {
 	*x = Membership{}
-	mi := &file_job_proto_msgTypes[26]
+	mi := &file_job_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2030,7 +1974,7 @@ func (x *Membership) String() string {
 func (*Membership) ProtoMessage() {}
 
 func (x *Membership) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[26]
+	mi := &file_job_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2043,7 +1987,7 @@ func (x *Membership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Membership.ProtoReflect.Descriptor instead.
 func (*Membership) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{26}
+	return file_job_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Membership) GetEpoch() int64 {
@@ -2106,7 +2050,7 @@ type RackHolder struct {
 
 func (x *RackHolder) Reset() {
 	*x = RackHolder{}
-	mi := &file_job_proto_msgTypes[27]
+	mi := &file_job_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2118,7 +2062,7 @@ func (x *RackHolder) String() string {
 func (*RackHolder) ProtoMessage() {}
 
 func (x *RackHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[27]
+	mi := &file_job_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2131,7 +2075,7 @@ func (x *RackHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackHolder.ProtoReflect.Descriptor instead.
 func (*RackHolder) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{27}
+	return file_job_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RackHolder) GetName() string {
@@ -2188,7 +2132,7 @@ type EngineStatus struct {
 
 func (x *EngineStatus) Reset() {
 	*x = EngineStatus{}
-	mi := &file_job_proto_msgTypes[28]
+	mi := &file_job_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2200,7 +2144,7 @@ func (x *EngineStatus) String() string {
 func (*EngineStatus) ProtoMessage() {}
 
 func (x *EngineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[28]
+	mi := &file_job_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2213,7 +2157,7 @@ func (x *EngineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineStatus.ProtoReflect.Descriptor instead.
 func (*EngineStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{28}
+	return file_job_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EngineStatus) GetProvider() string {
@@ -2257,7 +2201,7 @@ type NicStatus struct {
 
 func (x *NicStatus) Reset() {
 	*x = NicStatus{}
-	mi := &file_job_proto_msgTypes[29]
+	mi := &file_job_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2269,7 +2213,7 @@ func (x *NicStatus) String() string {
 func (*NicStatus) ProtoMessage() {}
 
 func (x *NicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[29]
+	mi := &file_job_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2282,7 +2226,7 @@ func (x *NicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicStatus.ProtoReflect.Descriptor instead.
 func (*NicStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{29}
+	return file_job_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *NicStatus) GetDevice() string {
@@ -2337,7 +2281,7 @@ type LaneStatus struct {
 
 func (x *LaneStatus) Reset() {
 	*x = LaneStatus{}
-	mi := &file_job_proto_msgTypes[30]
+	mi := &file_job_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2349,7 +2293,7 @@ func (x *LaneStatus) String() string {
 func (*LaneStatus) ProtoMessage() {}
 
 func (x *LaneStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[30]
+	mi := &file_job_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2362,7 +2306,7 @@ func (x *LaneStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneStatus.ProtoReflect.Descriptor instead.
 func (*LaneStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{30}
+	return file_job_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *LaneStatus) GetDevice() string {
@@ -2496,14 +2440,19 @@ type JobStatus struct {
 	// Why another shape may be faster by now, where the links chose it; empty: nothing says so.
 	ShapeWarning string `protobuf:"bytes,30,opt,name=shape_warning,json=shapeWarning,proto3" json:"shape_warning,omitempty"`
 	// As in JoinRequest, in full.
-	Compress      string `protobuf:"bytes,31,opt,name=compress,proto3" json:"compress,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Compress string `protobuf:"bytes,31,opt,name=compress,proto3" json:"compress,omitempty"`
+	// Where a controller chooses the gradients' codecs: the last decisions that all workers accepted, oldest first, such as
+	// "3 from step 152: int4*12 int8 none". CODEC*N stands for N tensors in their order.
+	Decisions []string `protobuf:"bytes,32,rep,name=decisions,proto3" json:"decisions,omitempty"`
+	// The decision that not all have accepted yet; empty: none.
+	PendingDecision string `protobuf:"bytes,33,opt,name=pending_decision,json=pendingDecision,proto3" json:"pending_decision,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *JobStatus) Reset() {
 	*x = JobStatus{}
-	mi := &file_job_proto_msgTypes[31]
+	mi := &file_job_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2515,7 +2464,7 @@ func (x *JobStatus) String() string {
 func (*JobStatus) ProtoMessage() {}
 
 func (x *JobStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[31]
+	mi := &file_job_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2528,7 +2477,7 @@ func (x *JobStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStatus.ProtoReflect.Descriptor instead.
 func (*JobStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{31}
+	return file_job_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *JobStatus) GetName() string {
@@ -2727,6 +2676,20 @@ func (x *JobStatus) GetCompress() string {
 	return ""
 }
 
+func (x *JobStatus) GetDecisions() []string {
+	if x != nil {
+		return x.Decisions
+	}
+	return nil
+}
+
+func (x *JobStatus) GetPendingDecision() string {
+	if x != nil {
+		return x.PendingDecision
+	}
+	return ""
+}
+
 type RackStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2749,7 +2712,7 @@ type RackStatus struct {
 
 func (x *RackStatus) Reset() {
 	*x = RackStatus{}
-	mi := &file_job_proto_msgTypes[32]
+	mi := &file_job_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2761,7 +2724,7 @@ func (x *RackStatus) String() string {
 func (*RackStatus) ProtoMessage() {}
 
 func (x *RackStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[32]
+	mi := &file_job_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2774,7 +2737,7 @@ func (x *RackStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackStatus.ProtoReflect.Descriptor instead.
 func (*RackStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{32}
+	return file_job_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RackStatus) GetName() string {
@@ -2853,7 +2816,7 @@ type Resource struct {
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_job_proto_msgTypes[33]
+	mi := &file_job_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2865,7 +2828,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[33]
+	mi := &file_job_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2878,7 +2841,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{33}
+	return file_job_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Resource) GetName() string {
@@ -2925,7 +2888,7 @@ type WorkerStatus struct {
 	LatenessSeconds float64 `protobuf:"fixed64,10,opt,name=lateness_seconds,json=latenessSeconds,proto3" json:"lateness_seconds,omitempty"`
 	// Open chunks that wait for its gradient.
 	AwaitedChunks uint64 `protobuf:"varint,11,opt,name=awaited_chunks,json=awaitedChunks,proto3" json:"awaited_chunks,omitempty"`
-	// Mode stream: the step that it computes, or waits to compute.
+	// Mode stream: the step that it computes, or waits to compute. Where a controller chooses codecs: the steps that it has begun.
 	Step uint64 `protobuf:"varint,12,opt,name=step,proto3" json:"step,omitempty"`
 	// The policy holds it.
 	Held bool `protobuf:"varint,13,opt,name=held,proto3" json:"held,omitempty"`
@@ -2938,15 +2901,17 @@ type WorkerStatus struct {
 	// Mode stream: how long it has been held this time.
 	WaitsSeconds float64 `protobuf:"fixed64,17,opt,name=waits_seconds,json=waitsSeconds,proto3" json:"waits_seconds,omitempty"`
 	// In a job with codecs: of its gradients, and of the answers with data to it.
-	Gradients     *Coding `protobuf:"bytes,18,opt,name=gradients,proto3" json:"gradients,omitempty"`
-	Answers       *Coding `protobuf:"bytes,19,opt,name=answers,proto3" json:"answers,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Gradients *Coding `protobuf:"bytes,18,opt,name=gradients,proto3" json:"gradients,omitempty"`
+	Answers   *Coding `protobuf:"bytes,19,opt,name=answers,proto3" json:"answers,omitempty"`
+	// Where a controller chooses codecs: the estimate of the link from the worker; 0: unknown.
+	LinkBytesPerSecond float64 `protobuf:"fixed64,20,opt,name=link_bytes_per_second,json=linkBytesPerSecond,proto3" json:"link_bytes_per_second,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_job_proto_msgTypes[34]
+	mi := &file_job_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2958,7 +2923,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[34]
+	mi := &file_job_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2971,7 +2936,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{34}
+	return file_job_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WorkerStatus) GetRank() uint32 {
@@ -3107,90 +3072,9 @@ func (x *WorkerStatus) GetAnswers() *Coding {
 	return nil
 }
 
-// Coding counts the payloads of one direction.
-type Coding struct {
-	state    protoimpl.MessageState `protogen:"open.v1"`
-	Payloads uint64                 `protobuf:"varint,1,opt,name=payloads,proto3" json:"payloads,omitempty"`
-	// Of those: that travelled as they are.
-	RawPayloads uint64 `protobuf:"varint,2,opt,name=raw_payloads,json=rawPayloads,proto3" json:"raw_payloads,omitempty"`
-	Bytes       uint64 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// That they would have without a codec.
-	RawBytes uint64 `protobuf:"varint,4,opt,name=raw_bytes,json=rawBytes,proto3" json:"raw_bytes,omitempty"`
-	// The sums of squares of what was compressed, and of what that lost.
-	Energy        float64 `protobuf:"fixed64,5,opt,name=energy,proto3" json:"energy,omitempty"`
-	Lost          float64 `protobuf:"fixed64,6,opt,name=lost,proto3" json:"lost,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Coding) Reset() {
-	*x = Coding{}
-	mi := &file_job_proto_msgTypes[35]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Coding) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Coding) ProtoMessage() {}
-
-func (x *Coding) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[35]
+func (x *WorkerStatus) GetLinkBytesPerSecond() float64 {
 	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Coding.ProtoReflect.Descriptor instead.
-func (*Coding) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{35}
-}
-
-func (x *Coding) GetPayloads() uint64 {
-	if x != nil {
-		return x.Payloads
-	}
-	return 0
-}
-
-func (x *Coding) GetRawPayloads() uint64 {
-	if x != nil {
-		return x.RawPayloads
-	}
-	return 0
-}
-
-func (x *Coding) GetBytes() uint64 {
-	if x != nil {
-		return x.Bytes
-	}
-	return 0
-}
-
-func (x *Coding) GetRawBytes() uint64 {
-	if x != nil {
-		return x.RawBytes
-	}
-	return 0
-}
-
-func (x *Coding) GetEnergy() float64 {
-	if x != nil {
-		return x.Energy
-	}
-	return 0
-}
-
-func (x *Coding) GetLost() float64 {
-	if x != nil {
-		return x.Lost
+		return x.LinkBytesPerSecond
 	}
 	return 0
 }
@@ -3206,7 +3090,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3218,7 +3102,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3231,7 +3115,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{36}
+	return file_job_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SetPolicyRequest) GetJob() string {
@@ -3258,7 +3142,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3270,7 +3154,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3283,7 +3167,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{37}
+	return file_job_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetPolicyResponse) GetWas() string {
@@ -3303,7 +3187,7 @@ type ReportLossRequest struct {
 
 func (x *ReportLossRequest) Reset() {
 	*x = ReportLossRequest{}
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3315,7 +3199,7 @@ func (x *ReportLossRequest) String() string {
 func (*ReportLossRequest) ProtoMessage() {}
 
 func (x *ReportLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3328,7 +3212,7 @@ func (x *ReportLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLossRequest.ProtoReflect.Descriptor instead.
 func (*ReportLossRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{38}
+	return file_job_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ReportLossRequest) GetLoss() float64 {
@@ -3346,7 +3230,7 @@ type ReportLossResponse struct {
 
 func (x *ReportLossResponse) Reset() {
 	*x = ReportLossResponse{}
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3358,7 +3242,7 @@ func (x *ReportLossResponse) String() string {
 func (*ReportLossResponse) ProtoMessage() {}
 
 func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3371,7 +3255,7 @@ func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLossResponse.ProtoReflect.Descriptor instead.
 func (*ReportLossResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{39}
+	return file_job_proto_rawDescGZIP(), []int{37}
 }
 
 type TraceRequest struct {
@@ -3387,7 +3271,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3399,7 +3283,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3412,7 +3296,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{40}
+	return file_job_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *TraceRequest) GetJob() string {
@@ -3453,7 +3337,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3465,7 +3349,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3478,7 +3362,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{41}
+	return file_job_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *TraceResponse) GetMode() string {
@@ -3535,7 +3419,7 @@ type LaneTrace struct {
 
 func (x *LaneTrace) Reset() {
 	*x = LaneTrace{}
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3547,7 +3431,7 @@ func (x *LaneTrace) String() string {
 func (*LaneTrace) ProtoMessage() {}
 
 func (x *LaneTrace) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3560,7 +3444,7 @@ func (x *LaneTrace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneTrace.ProtoReflect.Descriptor instead.
 func (*LaneTrace) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{42}
+	return file_job_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *LaneTrace) GetTensors() []uint32 {
@@ -3597,7 +3481,7 @@ type TraceEvent struct {
 
 func (x *TraceEvent) Reset() {
 	*x = TraceEvent{}
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3609,7 +3493,7 @@ func (x *TraceEvent) String() string {
 func (*TraceEvent) ProtoMessage() {}
 
 func (x *TraceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3622,7 +3506,7 @@ func (x *TraceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEvent.ProtoReflect.Descriptor instead.
 func (*TraceEvent) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{43}
+	return file_job_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *TraceEvent) GetKind() TraceEvent_Kind {
@@ -3684,7 +3568,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_job_proto_msgTypes[44]
+	mi := &file_job_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3696,7 +3580,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[44]
+	mi := &file_job_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3709,7 +3593,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{44}
+	return file_job_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DrainRequest) GetTimeoutMs() uint32 {
@@ -3728,7 +3612,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_job_proto_msgTypes[45]
+	mi := &file_job_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3740,7 +3624,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[45]
+	mi := &file_job_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3753,7 +3637,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{45}
+	return file_job_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DrainResponse) GetJobs() uint32 {
@@ -3767,7 +3651,7 @@ var File_job_proto protoreflect.FileDescriptor
 
 const file_job_proto_rawDesc = "" +
 	"\n" +
-	"\tjob.proto\x12\frackweave.v1\x1a\n" +
+	"\tjob.proto\x12\frackweave.v1\x1a\vcodec.proto\x1a\n" +
 	"rack.proto\x1a\vstate.proto\"\x80\x05\n" +
 	"\vJoinRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
@@ -3832,13 +3716,7 @@ const file_job_proto_rawDesc = "" +
 	"\x05racks\x18\x17 \x03(\v2\x18.rackweave.v1.AggregatorR\x05racks\x12\x1a\n" +
 	"\bcompress\x18\x1a \x01(\tR\bcompress\x121\n" +
 	"\tgradients\x18\x1b \x01(\v2\x13.rackweave.v1.CodecR\tgradients\x12-\n" +
-	"\aanswers\x18\x1c \x01(\v2\x13.rackweave.v1.CodecR\aanswers\"M\n" +
-	"\x05Codec\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\rR\x02id\x12\x1e\n" +
-	"\n" +
-	"stochastic\x18\x02 \x01(\bR\n" +
-	"stochastic\x12\x14\n" +
-	"\x05param\x18\x03 \x01(\x01R\x05param\"B\n" +
+	"\aanswers\x18\x1c \x01(\v2\x13.rackweave.v1.CodecR\aanswers\"B\n" +
 	"\n" +
 	"Aggregator\x12\x10\n" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x12\x0e\n" +
@@ -3849,10 +3727,11 @@ const file_job_proto_rawDesc = "" +
 	"\x04core\x18\x02 \x01(\rR\x04core\x12\x16\n" +
 	"\x06weight\x18\x03 \x01(\rR\x06weight\x12\x16\n" +
 	"\x06device\x18\x04 \x01(\tR\x06device\"\x14\n" +
-	"\fWatchRequestJ\x04\b\x01\x10\x02\"k\n" +
+	"\fWatchRequestJ\x04\b\x01\x10\x02\"\x99\x01\n" +
 	"\rWatchResponse\x12/\n" +
 	"\afailure\x18\x01 \x01(\v2\x15.rackweave.v1.FailureR\afailure\x12)\n" +
-	"\x05links\x18\x02 \x01(\v2\x13.rackweave.v1.LinksR\x05links\"M\n" +
+	"\x05links\x18\x02 \x01(\v2\x13.rackweave.v1.LinksR\x05links\x12,\n" +
+	"\x06codecs\x18\x03 \x01(\v2\x14.rackweave.v1.CodecsR\x06codecs\"M\n" +
 	"\x05Links\x12\x12\n" +
 	"\x04down\x18\x01 \x03(\rR\x04down\x120\n" +
 	"\x06broken\x18\x02 \x03(\v2\x18.rackweave.v1.BrokenLaneR\x06broken\":\n" +
@@ -3982,7 +3861,7 @@ const file_job_proto_rawDesc = "" +
 	" \x01(\x04R\tfoldsOpen\x12\x16\n" +
 	"\x06sleeps\x18\v \x01(\x04R\x06sleeps\x12\x18\n" +
 	"\adropped\x18\f \x01(\x04R\adropped\x12\x1c\n" +
-	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\x8e\a\n" +
+	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\xd7\a\n" +
 	"\tJobStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
@@ -4018,7 +3897,9 @@ const file_job_proto_rawDesc = "" +
 	"whole_step\x18\x1a \x01(\rR\twholeStep\x12!\n" +
 	"\fshape_reason\x18\x19 \x01(\tR\vshapeReason\x12#\n" +
 	"\rshape_warning\x18\x1e \x01(\tR\fshapeWarning\x12\x1a\n" +
-	"\bcompress\x18\x1f \x01(\tR\bcompress\"\x82\x02\n" +
+	"\bcompress\x18\x1f \x01(\tR\bcompress\x12\x1c\n" +
+	"\tdecisions\x18  \x03(\tR\tdecisions\x12)\n" +
+	"\x10pending_decision\x18! \x01(\tR\x0fpendingDecision\"\x82\x02\n" +
 	"\n" +
 	"RackStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
@@ -4036,7 +3917,7 @@ const file_job_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\breserved\x18\x02 \x01(\x04R\breserved\x12\x14\n" +
 	"\x05limit\x18\x03 \x01(\x04R\x05limit\x12\x12\n" +
-	"\x04unit\x18\x04 \x01(\tR\x04unit\"\xde\x04\n" +
+	"\x04unit\x18\x04 \x01(\tR\x04unit\"\x91\x05\n" +
 	"\fWorkerStatus\x12\x12\n" +
 	"\x04rank\x18\x01 \x01(\rR\x04rank\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x10\n" +
@@ -4058,14 +3939,8 @@ const file_job_proto_rawDesc = "" +
 	"\twaits_for\x18\x10 \x03(\rR\bwaitsFor\x12#\n" +
 	"\rwaits_seconds\x18\x11 \x01(\x01R\fwaitsSeconds\x122\n" +
 	"\tgradients\x18\x12 \x01(\v2\x14.rackweave.v1.CodingR\tgradients\x12.\n" +
-	"\aanswers\x18\x13 \x01(\v2\x14.rackweave.v1.CodingR\aanswers\"\xa6\x01\n" +
-	"\x06Coding\x12\x1a\n" +
-	"\bpayloads\x18\x01 \x01(\x04R\bpayloads\x12!\n" +
-	"\fraw_payloads\x18\x02 \x01(\x04R\vrawPayloads\x12\x14\n" +
-	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x1b\n" +
-	"\traw_bytes\x18\x04 \x01(\x04R\brawBytes\x12\x16\n" +
-	"\x06energy\x18\x05 \x01(\x01R\x06energy\x12\x12\n" +
-	"\x04lost\x18\x06 \x01(\x01R\x04lost\"B\n" +
+	"\aanswers\x18\x13 \x01(\v2\x14.rackweave.v1.CodingR\aanswers\x121\n" +
+	"\x15link_bytes_per_second\x18\x14 \x01(\x01R\x12linkBytesPerSecond\"B\n" +
 	"\x10SetPolicyRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
 	"\x06policy\x18\x03 \x01(\tR\x06policyJ\x04\b\x02\x10\x03\"%\n" +
@@ -4111,8 +3986,7 @@ const file_job_proto_rawDesc = "" +
 	"\n" +
 	"timeout_ms\x18\x02 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"#\n" +
 	"\rDrainResponse\x12\x12\n" +
-	"\x04jobs\x18\x01 \x01(\rR\x04jobs2\xf7\n" +
-	"\n" +
+	"\x04jobs\x18\x01 \x01(\rR\x04jobs2\xce\v\n" +
 	"\n" +
 	"JobService\x12=\n" +
 	"\x04Join\x12\x19.rackweave.v1.JoinRequest\x1a\x1a.rackweave.v1.JoinResponse\x12B\n" +
@@ -4127,7 +4001,8 @@ const file_job_proto_rawDesc = "" +
 	"\aRestore\x12\x1c.rackweave.v1.RestoreRequest\x1a\x1d.rackweave.v1.RestoreResponse\x12L\n" +
 	"\tReadState\x12\x1e.rackweave.v1.ReadStateRequest\x1a\x1f.rackweave.v1.ReadStateResponse\x12O\n" +
 	"\n" +
-	"WriteState\x12\x1f.rackweave.v1.WriteStateRequest\x1a .rackweave.v1.WriteStateResponse\x12@\n" +
+	"WriteState\x12\x1f.rackweave.v1.WriteStateRequest\x1a .rackweave.v1.WriteStateResponse\x12U\n" +
+	"\fAcceptCodecs\x12!.rackweave.v1.AcceptCodecsRequest\x1a\".rackweave.v1.AcceptCodecsResponse\x12@\n" +
 	"\x05Leave\x12\x1a.rackweave.v1.LeaveRequest\x1a\x1b.rackweave.v1.LeaveResponse\x12H\n" +
 	"\x06Status\x12\x1b.rackweave.v1.StatusRequest\x1a\x1c.rackweave.v1.StatusResponse\"\x03\x90\x02\x01\x12L\n" +
 	"\tSetPolicy\x12\x1e.rackweave.v1.SetPolicyRequest\x1a\x1f.rackweave.v1.SetPolicyResponse\x12O\n" +
@@ -4150,144 +4025,150 @@ func file_job_proto_rawDescGZIP() []byte {
 }
 
 var file_job_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_job_proto_goTypes = []any{
 	(TraceEvent_Kind)(0),          // 0: rackweave.v1.TraceEvent.Kind
 	(*JoinRequest)(nil),           // 1: rackweave.v1.JoinRequest
 	(*JoinResponse)(nil),          // 2: rackweave.v1.JoinResponse
-	(*Codec)(nil),                 // 3: rackweave.v1.Codec
-	(*Aggregator)(nil),            // 4: rackweave.v1.Aggregator
-	(*Lane)(nil),                  // 5: rackweave.v1.Lane
-	(*WatchRequest)(nil),          // 6: rackweave.v1.WatchRequest
-	(*WatchResponse)(nil),         // 7: rackweave.v1.WatchResponse
-	(*Links)(nil),                 // 8: rackweave.v1.Links
-	(*BrokenLane)(nil),            // 9: rackweave.v1.BrokenLane
-	(*Failure)(nil),               // 10: rackweave.v1.Failure
-	(*ConnectRequest)(nil),        // 11: rackweave.v1.ConnectRequest
-	(*WorkerLane)(nil),            // 12: rackweave.v1.WorkerLane
-	(*ConnectResponse)(nil),       // 13: rackweave.v1.ConnectResponse
-	(*AggregatorLane)(nil),        // 14: rackweave.v1.AggregatorLane
-	(*ResumeRequest)(nil),         // 15: rackweave.v1.ResumeRequest
-	(*Region)(nil),                // 16: rackweave.v1.Region
-	(*ResumeResponse)(nil),        // 17: rackweave.v1.ResumeResponse
-	(*RegisterRequest)(nil),       // 18: rackweave.v1.RegisterRequest
-	(*Tensor)(nil),                // 19: rackweave.v1.Tensor
-	(*RegisterResponse)(nil),      // 20: rackweave.v1.RegisterResponse
-	(*BarrierRequest)(nil),        // 21: rackweave.v1.BarrierRequest
-	(*BarrierResponse)(nil),       // 22: rackweave.v1.BarrierResponse
-	(*LeaveRequest)(nil),          // 23: rackweave.v1.LeaveRequest
-	(*LeaveResponse)(nil),         // 24: rackweave.v1.LeaveResponse
-	(*StatusRequest)(nil),         // 25: rackweave.v1.StatusRequest
-	(*StatusResponse)(nil),        // 26: rackweave.v1.StatusResponse
-	(*Membership)(nil),            // 27: rackweave.v1.Membership
-	(*RackHolder)(nil),            // 28: rackweave.v1.RackHolder
-	(*EngineStatus)(nil),          // 29: rackweave.v1.EngineStatus
-	(*NicStatus)(nil),             // 30: rackweave.v1.NicStatus
-	(*LaneStatus)(nil),            // 31: rackweave.v1.LaneStatus
-	(*JobStatus)(nil),             // 32: rackweave.v1.JobStatus
-	(*RackStatus)(nil),            // 33: rackweave.v1.RackStatus
-	(*Resource)(nil),              // 34: rackweave.v1.Resource
-	(*WorkerStatus)(nil),          // 35: rackweave.v1.WorkerStatus
-	(*Coding)(nil),                // 36: rackweave.v1.Coding
-	(*SetPolicyRequest)(nil),      // 37: rackweave.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),     // 38: rackweave.v1.SetPolicyResponse
-	(*ReportLossRequest)(nil),     // 39: rackweave.v1.ReportLossRequest
-	(*ReportLossResponse)(nil),    // 40: rackweave.v1.ReportLossResponse
-	(*TraceRequest)(nil),          // 41: rackweave.v1.TraceRequest
-	(*TraceResponse)(nil),         // 42: rackweave.v1.TraceResponse
-	(*LaneTrace)(nil),             // 43: rackweave.v1.LaneTrace
-	(*TraceEvent)(nil),            // 44: rackweave.v1.TraceEvent
-	(*DrainRequest)(nil),          // 45: rackweave.v1.DrainRequest
-	(*DrainResponse)(nil),         // 46: rackweave.v1.DrainResponse
-	nil,                           // 47: rackweave.v1.JoinRequest.HyperEntry
-	(*SaveRequest)(nil),           // 48: rackweave.v1.SaveRequest
-	(*WriteManifestRequest)(nil),  // 49: rackweave.v1.WriteManifestRequest
-	(*ReadManifestRequest)(nil),   // 50: rackweave.v1.ReadManifestRequest
-	(*RestoreRequest)(nil),        // 51: rackweave.v1.RestoreRequest
-	(*ReadStateRequest)(nil),      // 52: rackweave.v1.ReadStateRequest
-	(*WriteStateRequest)(nil),     // 53: rackweave.v1.WriteStateRequest
-	(*LinksRequest)(nil),          // 54: rackweave.v1.LinksRequest
-	(*SaveResponse)(nil),          // 55: rackweave.v1.SaveResponse
-	(*WriteManifestResponse)(nil), // 56: rackweave.v1.WriteManifestResponse
-	(*ReadManifestResponse)(nil),  // 57: rackweave.v1.ReadManifestResponse
-	(*RestoreResponse)(nil),       // 58: rackweave.v1.RestoreResponse
-	(*ReadStateResponse)(nil),     // 59: rackweave.v1.ReadStateResponse
-	(*WriteStateResponse)(nil),    // 60: rackweave.v1.WriteStateResponse
-	(*LinksResponse)(nil),         // 61: rackweave.v1.LinksResponse
+	(*Aggregator)(nil),            // 3: rackweave.v1.Aggregator
+	(*Lane)(nil),                  // 4: rackweave.v1.Lane
+	(*WatchRequest)(nil),          // 5: rackweave.v1.WatchRequest
+	(*WatchResponse)(nil),         // 6: rackweave.v1.WatchResponse
+	(*Links)(nil),                 // 7: rackweave.v1.Links
+	(*BrokenLane)(nil),            // 8: rackweave.v1.BrokenLane
+	(*Failure)(nil),               // 9: rackweave.v1.Failure
+	(*ConnectRequest)(nil),        // 10: rackweave.v1.ConnectRequest
+	(*WorkerLane)(nil),            // 11: rackweave.v1.WorkerLane
+	(*ConnectResponse)(nil),       // 12: rackweave.v1.ConnectResponse
+	(*AggregatorLane)(nil),        // 13: rackweave.v1.AggregatorLane
+	(*ResumeRequest)(nil),         // 14: rackweave.v1.ResumeRequest
+	(*Region)(nil),                // 15: rackweave.v1.Region
+	(*ResumeResponse)(nil),        // 16: rackweave.v1.ResumeResponse
+	(*RegisterRequest)(nil),       // 17: rackweave.v1.RegisterRequest
+	(*Tensor)(nil),                // 18: rackweave.v1.Tensor
+	(*RegisterResponse)(nil),      // 19: rackweave.v1.RegisterResponse
+	(*BarrierRequest)(nil),        // 20: rackweave.v1.BarrierRequest
+	(*BarrierResponse)(nil),       // 21: rackweave.v1.BarrierResponse
+	(*LeaveRequest)(nil),          // 22: rackweave.v1.LeaveRequest
+	(*LeaveResponse)(nil),         // 23: rackweave.v1.LeaveResponse
+	(*StatusRequest)(nil),         // 24: rackweave.v1.StatusRequest
+	(*StatusResponse)(nil),        // 25: rackweave.v1.StatusResponse
+	(*Membership)(nil),            // 26: rackweave.v1.Membership
+	(*RackHolder)(nil),            // 27: rackweave.v1.RackHolder
+	(*EngineStatus)(nil),          // 28: rackweave.v1.EngineStatus
+	(*NicStatus)(nil),             // 29: rackweave.v1.NicStatus
+	(*LaneStatus)(nil),            // 30: rackweave.v1.LaneStatus
+	(*JobStatus)(nil),             // 31: rackweave.v1.JobStatus
+	(*RackStatus)(nil),            // 32: rackweave.v1.RackStatus
+	(*Resource)(nil),              // 33: rackweave.v1.Resource
+	(*WorkerStatus)(nil),          // 34: rackweave.v1.WorkerStatus
+	(*SetPolicyRequest)(nil),      // 35: rackweave.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),     // 36: rackweave.v1.SetPolicyResponse
+	(*ReportLossRequest)(nil),     // 37: rackweave.v1.ReportLossRequest
+	(*ReportLossResponse)(nil),    // 38: rackweave.v1.ReportLossResponse
+	(*TraceRequest)(nil),          // 39: rackweave.v1.TraceRequest
+	(*TraceResponse)(nil),         // 40: rackweave.v1.TraceResponse
+	(*LaneTrace)(nil),             // 41: rackweave.v1.LaneTrace
+	(*TraceEvent)(nil),            // 42: rackweave.v1.TraceEvent
+	(*DrainRequest)(nil),          // 43: rackweave.v1.DrainRequest
+	(*DrainResponse)(nil),         // 44: rackweave.v1.DrainResponse
+	nil,                           // 45: rackweave.v1.JoinRequest.HyperEntry
+	(*Codec)(nil),                 // 46: rackweave.v1.Codec
+	(*Codecs)(nil),                // 47: rackweave.v1.Codecs
+	(*Coding)(nil),                // 48: rackweave.v1.Coding
+	(*SaveRequest)(nil),           // 49: rackweave.v1.SaveRequest
+	(*WriteManifestRequest)(nil),  // 50: rackweave.v1.WriteManifestRequest
+	(*ReadManifestRequest)(nil),   // 51: rackweave.v1.ReadManifestRequest
+	(*RestoreRequest)(nil),        // 52: rackweave.v1.RestoreRequest
+	(*ReadStateRequest)(nil),      // 53: rackweave.v1.ReadStateRequest
+	(*WriteStateRequest)(nil),     // 54: rackweave.v1.WriteStateRequest
+	(*AcceptCodecsRequest)(nil),   // 55: rackweave.v1.AcceptCodecsRequest
+	(*LinksRequest)(nil),          // 56: rackweave.v1.LinksRequest
+	(*SaveResponse)(nil),          // 57: rackweave.v1.SaveResponse
+	(*WriteManifestResponse)(nil), // 58: rackweave.v1.WriteManifestResponse
+	(*ReadManifestResponse)(nil),  // 59: rackweave.v1.ReadManifestResponse
+	(*RestoreResponse)(nil),       // 60: rackweave.v1.RestoreResponse
+	(*ReadStateResponse)(nil),     // 61: rackweave.v1.ReadStateResponse
+	(*WriteStateResponse)(nil),    // 62: rackweave.v1.WriteStateResponse
+	(*AcceptCodecsResponse)(nil),  // 63: rackweave.v1.AcceptCodecsResponse
+	(*LinksResponse)(nil),         // 64: rackweave.v1.LinksResponse
 }
 var file_job_proto_depIdxs = []int32{
-	47, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
-	5,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
-	4,  // 2: rackweave.v1.JoinResponse.aggregators:type_name -> rackweave.v1.Aggregator
-	4,  // 3: rackweave.v1.JoinResponse.racks:type_name -> rackweave.v1.Aggregator
-	3,  // 4: rackweave.v1.JoinResponse.gradients:type_name -> rackweave.v1.Codec
-	3,  // 5: rackweave.v1.JoinResponse.answers:type_name -> rackweave.v1.Codec
-	10, // 6: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
-	8,  // 7: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
-	9,  // 8: rackweave.v1.Links.broken:type_name -> rackweave.v1.BrokenLane
-	12, // 9: rackweave.v1.ConnectRequest.lanes:type_name -> rackweave.v1.WorkerLane
-	14, // 10: rackweave.v1.ConnectResponse.lanes:type_name -> rackweave.v1.AggregatorLane
-	16, // 11: rackweave.v1.ResumeRequest.regions:type_name -> rackweave.v1.Region
-	14, // 12: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.AggregatorLane
-	19, // 13: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
-	29, // 14: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
-	32, // 15: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
-	27, // 16: rackweave.v1.StatusResponse.membership:type_name -> rackweave.v1.Membership
-	28, // 17: rackweave.v1.Membership.racks:type_name -> rackweave.v1.RackHolder
-	31, // 18: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
-	30, // 19: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
-	35, // 20: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
-	10, // 21: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
-	34, // 22: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
-	33, // 23: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
-	36, // 24: rackweave.v1.WorkerStatus.gradients:type_name -> rackweave.v1.Coding
-	36, // 25: rackweave.v1.WorkerStatus.answers:type_name -> rackweave.v1.Coding
-	43, // 26: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
-	44, // 27: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
-	0,  // 28: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
-	1,  // 29: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
-	6,  // 30: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
-	11, // 31: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
-	15, // 32: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
-	18, // 33: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
-	21, // 34: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
-	48, // 35: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
-	49, // 36: rackweave.v1.JobService.WriteManifest:input_type -> rackweave.v1.WriteManifestRequest
-	50, // 37: rackweave.v1.JobService.ReadManifest:input_type -> rackweave.v1.ReadManifestRequest
-	51, // 38: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
-	52, // 39: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
-	53, // 40: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
-	23, // 41: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
-	25, // 42: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
-	37, // 43: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
-	39, // 44: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
-	41, // 45: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
-	45, // 46: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
-	54, // 47: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
-	2,  // 48: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
-	7,  // 49: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
-	13, // 50: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
-	17, // 51: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
-	20, // 52: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
-	22, // 53: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
-	55, // 54: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
-	56, // 55: rackweave.v1.JobService.WriteManifest:output_type -> rackweave.v1.WriteManifestResponse
-	57, // 56: rackweave.v1.JobService.ReadManifest:output_type -> rackweave.v1.ReadManifestResponse
-	58, // 57: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
-	59, // 58: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
-	60, // 59: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
-	24, // 60: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
-	26, // 61: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
-	38, // 62: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
-	40, // 63: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
-	42, // 64: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
-	46, // 65: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
-	61, // 66: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
-	48, // [48:67] is the sub-list for method output_type
-	29, // [29:48] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	45, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
+	4,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
+	3,  // 2: rackweave.v1.JoinResponse.aggregators:type_name -> rackweave.v1.Aggregator
+	3,  // 3: rackweave.v1.JoinResponse.racks:type_name -> rackweave.v1.Aggregator
+	46, // 4: rackweave.v1.JoinResponse.gradients:type_name -> rackweave.v1.Codec
+	46, // 5: rackweave.v1.JoinResponse.answers:type_name -> rackweave.v1.Codec
+	9,  // 6: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
+	7,  // 7: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
+	47, // 8: rackweave.v1.WatchResponse.codecs:type_name -> rackweave.v1.Codecs
+	8,  // 9: rackweave.v1.Links.broken:type_name -> rackweave.v1.BrokenLane
+	11, // 10: rackweave.v1.ConnectRequest.lanes:type_name -> rackweave.v1.WorkerLane
+	13, // 11: rackweave.v1.ConnectResponse.lanes:type_name -> rackweave.v1.AggregatorLane
+	15, // 12: rackweave.v1.ResumeRequest.regions:type_name -> rackweave.v1.Region
+	13, // 13: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.AggregatorLane
+	18, // 14: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
+	28, // 15: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
+	31, // 16: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
+	26, // 17: rackweave.v1.StatusResponse.membership:type_name -> rackweave.v1.Membership
+	27, // 18: rackweave.v1.Membership.racks:type_name -> rackweave.v1.RackHolder
+	30, // 19: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
+	29, // 20: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
+	34, // 21: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
+	9,  // 22: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
+	33, // 23: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
+	32, // 24: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
+	48, // 25: rackweave.v1.WorkerStatus.gradients:type_name -> rackweave.v1.Coding
+	48, // 26: rackweave.v1.WorkerStatus.answers:type_name -> rackweave.v1.Coding
+	41, // 27: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
+	42, // 28: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
+	0,  // 29: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
+	1,  // 30: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
+	5,  // 31: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
+	10, // 32: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
+	14, // 33: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
+	17, // 34: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
+	20, // 35: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
+	49, // 36: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
+	50, // 37: rackweave.v1.JobService.WriteManifest:input_type -> rackweave.v1.WriteManifestRequest
+	51, // 38: rackweave.v1.JobService.ReadManifest:input_type -> rackweave.v1.ReadManifestRequest
+	52, // 39: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
+	53, // 40: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
+	54, // 41: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
+	55, // 42: rackweave.v1.JobService.AcceptCodecs:input_type -> rackweave.v1.AcceptCodecsRequest
+	22, // 43: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
+	24, // 44: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
+	35, // 45: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
+	37, // 46: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
+	39, // 47: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
+	43, // 48: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
+	56, // 49: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
+	2,  // 50: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
+	6,  // 51: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
+	12, // 52: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
+	16, // 53: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
+	19, // 54: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
+	21, // 55: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
+	57, // 56: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
+	58, // 57: rackweave.v1.JobService.WriteManifest:output_type -> rackweave.v1.WriteManifestResponse
+	59, // 58: rackweave.v1.JobService.ReadManifest:output_type -> rackweave.v1.ReadManifestResponse
+	60, // 59: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
+	61, // 60: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
+	62, // 61: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
+	63, // 62: rackweave.v1.JobService.AcceptCodecs:output_type -> rackweave.v1.AcceptCodecsResponse
+	23, // 63: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
+	25, // 64: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
+	36, // 65: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
+	38, // 66: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
+	40, // 67: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
+	44, // 68: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
+	64, // 69: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
+	50, // [50:70] is the sub-list for method output_type
+	30, // [30:50] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_job_proto_init() }
@@ -4295,18 +4176,19 @@ func file_job_proto_init() {
 	if File_job_proto != nil {
 		return
 	}
+	file_codec_proto_init()
 	file_rack_proto_init()
 	file_state_proto_init()
-	file_job_proto_msgTypes[18].OneofWrappers = []any{}
+	file_job_proto_msgTypes[17].OneofWrappers = []any{}
+	file_job_proto_msgTypes[20].OneofWrappers = []any{}
 	file_job_proto_msgTypes[21].OneofWrappers = []any{}
-	file_job_proto_msgTypes[22].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_job_proto_rawDesc), len(file_job_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   47,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -38,9 +38,9 @@ type Job struct {
 	Placement
 	Agg *aggregate.Job
 
-	Tracing atomic.Bool // while the job is traced
-	Model   model
-	memory  memory
+	live
+	Model  model
+	memory memory
 
 	Failed  chan struct{} // closed when the job has failed; failure is set before
 	failure aggregate.Failure
@@ -66,6 +66,12 @@ type activity struct {
 	starting time.Time // when the last worker joined
 	moved    uint64    // what workers had moved when the job was last looked at
 	movedAt  time.Time // since when that is so
+}
+
+// live holds what looks into a running job.
+type live struct {
+	Tracing atomic.Bool   // while the job is traced
+	codecs  *codecControl // if nil, codecs stay
 }
 
 // model holds the tensors that a job has registered. It is read-locked to use tensors and locked to add to them, save or restore.
@@ -213,6 +219,7 @@ func (j *Job) begin(call, wait context.Context, last *Member) (err error) {
 		return err
 	}
 	j.assignRanks()
+	j.startCodecs()
 	j.Table.Started.Add(1)
 	go j.supervise()
 	return nil

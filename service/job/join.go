@@ -150,6 +150,7 @@ func (t *Table) newMember(r *api.JoinRequest) (*Member, Spec, error) {
 	m := &Member{
 		Session: rpc.NewID(), Rank: int(r.Rank), Host: rpc.Printable(r.Host, rpc.MaxNameBytes), hostID: r.HostId, pid: r.Pid, uid: r.Uid,
 		provider: r.Provider, providers: r.Providers, run: rpc.Printable(r.Run, maxRunName), Out: make(chan struct{}),
+		codecs: make(chan *api.Codecs, codecsQueued),
 	}
 	m.Ranks = sp.Workers
 	if err := t.Placer.Place(&sp, m, r); err != nil {

@@ -44,7 +44,8 @@ type Member struct {
 	hostID    string
 	pid       int64
 	uid       uint32
-	provider  string // asked for; "": any
+	provider  string           // asked for; "": any
+	codecs    chan *api.Codecs // to be announced
 	providers []string
 
 	Calls atomic.Int32 // under way
@@ -254,6 +255,7 @@ func (m *Member) Follow(ctx context.Context, stream *connect.ServerStream[api.Wa
 		case <-changed:
 			down, changed = m.Job.Engine.Links.State()
 			next.Links = &api.Links{Down: down}
+		case next.Codecs = <-m.codecs:
 		case b := <-m.Job.Agg.Breaks(m.Rank):
 			m.Job.Table.Log.Warn("connection broke", "job", m.Job.Name, "rank", m.Rank, "lane", b.Lane)
 			next.Links = &api.Links{Down: down, Broken: []*api.BrokenLane{{Lane: uint32(b.Lane), Attempt: b.Attempt}}}

@@ -74,6 +74,13 @@ func parseSpec(r *api.JoinRequest) (Spec, error) {
 			return s, err
 		}
 	}
+	if s.Compress.Auto != "" {
+		cfg, _, err := s.candidates()
+		if err != nil {
+			return s, err
+		}
+		s.Compress.Auto = cfg.Spec.String()
+	}
 	switch {
 	case s.Mode == aggregate.Aggregate && s.Rule != optim.Sum:
 		return s, fmt.Errorf("mode %v runs no optimizer and %v is named: use mode eager or two-phase", s.Mode, s.Rule)

@@ -63,6 +63,9 @@ func (j *Job) Status(ctx context.Context) *api.JobStatus {
 	memory := j.Agg.Memory()
 	out.ParameterBytes, out.SlotBytes, out.ResultBytes = memory.Parameters, memory.Slots, memory.Results
 	describeWorkers(j, out.Members)
+	if j.codecs != nil {
+		j.codecs.describe(out)
+	}
 	out.Policy = j.Spec.Policy.String()
 	if g := j.Agg.Gate; g != nil {
 		out.Policy = g.Spec().String()

@@ -70,6 +70,8 @@ const (
 	JobServiceReadStateProcedure = "/rackweave.v1.JobService/ReadState"
 	// JobServiceWriteStateProcedure is the fully-qualified name of the JobService's WriteState RPC.
 	JobServiceWriteStateProcedure = "/rackweave.v1.JobService/WriteState"
+	// JobServiceAcceptCodecsProcedure is the fully-qualified name of the JobService's AcceptCodecs RPC.
+	JobServiceAcceptCodecsProcedure = "/rackweave.v1.JobService/AcceptCodecs"
 	// JobServiceLeaveProcedure is the fully-qualified name of the JobService's Leave RPC.
 	JobServiceLeaveProcedure = "/rackweave.v1.JobService/Leave"
 	// JobServiceStatusProcedure is the fully-qualified name of the JobService's Status RPC.
@@ -120,6 +122,8 @@ type JobServiceClient interface {
 	ReadState(context.Context, *api.ReadStateRequest) (*api.ReadStateResponse, error)
 	// WriteState replaces it. One worker calls it, between barriers, at all aggregators that the job is spread over.
 	WriteState(context.Context, *api.WriteStateRequest) (*api.WriteStateResponse, error)
+	// AcceptCodecs answers to the codecs that Watch announced.
+	AcceptCodecs(context.Context, *api.AcceptCodecsRequest) (*api.AcceptCodecsResponse, error)
 	// Leave ends the membership. The worker has waited for every operation it started.
 	Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error)
 	// Status reports the aggregator's lanes and NICs and the caller's job. The admin gets every job.
@@ -219,6 +223,12 @@ func NewJobServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(jobServiceMethods.ByName("WriteState")),
 			connect.WithClientOptions(opts...),
 		),
+		acceptCodecs: connect.NewClient[api.AcceptCodecsRequest, api.AcceptCodecsResponse](
+			httpClient,
+			baseURL+JobServiceAcceptCodecsProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("AcceptCodecs")),
+			connect.WithClientOptions(opts...),
+		),
 		leave: connect.NewClient[api.LeaveRequest, api.LeaveResponse](
 			httpClient,
 			baseURL+JobServiceLeaveProcedure,
@@ -279,6 +289,7 @@ type jobServiceClient struct {
 	restore       *connect.Client[api.RestoreRequest, api.RestoreResponse]
 	readState     *connect.Client[api.ReadStateRequest, api.ReadStateResponse]
 	writeState    *connect.Client[api.WriteStateRequest, api.WriteStateResponse]
+	acceptCodecs  *connect.Client[api.AcceptCodecsRequest, api.AcceptCodecsResponse]
 	leave         *connect.Client[api.LeaveRequest, api.LeaveResponse]
 	status        *connect.Client[api.StatusRequest, api.StatusResponse]
 	setPolicy     *connect.Client[api.SetPolicyRequest, api.SetPolicyResponse]
@@ -392,6 +403,15 @@ func (c *jobServiceClient) WriteState(ctx context.Context, req *api.WriteStateRe
 	return nil, err
 }
 
+// AcceptCodecs calls rackweave.v1.JobService.AcceptCodecs.
+func (c *jobServiceClient) AcceptCodecs(ctx context.Context, req *api.AcceptCodecsRequest) (*api.AcceptCodecsResponse, error) {
+	response, err := c.acceptCodecs.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Leave calls rackweave.v1.JobService.Leave.
 func (c *jobServiceClient) Leave(ctx context.Context, req *api.LeaveRequest) (*api.LeaveResponse, error) {
 	response, err := c.leave.CallUnary(ctx, connect.NewRequest(req))
@@ -489,6 +509,8 @@ type JobServiceHandler interface {
 	ReadState(context.Context, *api.ReadStateRequest) (*api.ReadStateResponse, error)
 	// WriteState replaces it. One worker calls it, between barriers, at all aggregators that the job is spread over.
 	WriteState(context.Context, *api.WriteStateRequest) (*api.WriteStateResponse, error)
+	// AcceptCodecs answers to the codecs that Watch announced.
+	AcceptCodecs(context.Context, *api.AcceptCodecsRequest) (*api.AcceptCodecsResponse, error)
 	// Leave ends the membership. The worker has waited for every operation it started.
 	Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error)
 	// Status reports the aggregator's lanes and NICs and the caller's job. The admin gets every job.
@@ -584,6 +606,12 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(jobServiceMethods.ByName("WriteState")),
 		connect.WithHandlerOptions(opts...),
 	)
+	jobServiceAcceptCodecsHandler := connect.NewUnaryHandlerSimple(
+		JobServiceAcceptCodecsProcedure,
+		svc.AcceptCodecs,
+		connect.WithSchema(jobServiceMethods.ByName("AcceptCodecs")),
+		connect.WithHandlerOptions(opts...),
+	)
 	jobServiceLeaveHandler := connect.NewUnaryHandlerSimple(
 		JobServiceLeaveProcedure,
 		svc.Leave,
@@ -653,6 +681,8 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 			jobServiceReadStateHandler.ServeHTTP(w, r)
 		case JobServiceWriteStateProcedure:
 			jobServiceWriteStateHandler.ServeHTTP(w, r)
+		case JobServiceAcceptCodecsProcedure:
+			jobServiceAcceptCodecsHandler.ServeHTTP(w, r)
 		case JobServiceLeaveProcedure:
 			jobServiceLeaveHandler.ServeHTTP(w, r)
 		case JobServiceStatusProcedure:
@@ -722,6 +752,10 @@ func (UnimplementedJobServiceHandler) ReadState(context.Context, *api.ReadStateR
 
 func (UnimplementedJobServiceHandler) WriteState(context.Context, *api.WriteStateRequest) (*api.WriteStateResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.WriteState is not implemented"))
+}
+
+func (UnimplementedJobServiceHandler) AcceptCodecs(context.Context, *api.AcceptCodecsRequest) (*api.AcceptCodecsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.AcceptCodecs is not implemented"))
 }
 
 func (UnimplementedJobServiceHandler) Leave(context.Context, *api.LeaveRequest) (*api.LeaveResponse, error) {

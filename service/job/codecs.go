@@ -1,0 +1,281 @@
+package job
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/codec"
+	"github.com/rackweave/rackweave/policy/ratecontrol"
+	"github.com/rackweave/rackweave/service/api"
+)
+
+const (
+	gaugeEvery    = 10 * time.Millisecond
+	gaugeWithin   = time.Second // for the lanes to answer
+	codecsQueued  = 16          // for a worker that does not read its Watch
+	decisionsKept = 100
+	messageTime   = 5 * time.Microsecond // of a chunk on a lane
+)
+
+// codecControl changes the codecs of a job's gradients while the job runs. Each rack decides for its own workers. Tensors that are
+// registered after the first gradient keep their codec.
+type codecControl struct {
+	job     *Job
+	specs   []codec.Spec // by number in decisions
+	answers chan codecAnswer
+	gone    []bool // by rank
+
+	mu        sync.Mutex
+	steps     []uint64                // by rank: begun
+	control   *ratecontrol.Controller // if nil, no gradient has come
+	pending   string
+	decisions []string
+}
+
+type codecAnswer struct {
+	rank    int
+	version uint32
+}
+
+// startCodecs starts the control of the codecs of a job that has asked for it. If the job is spread over several aggregators, the
+// first of them decides.
+func (j *Job) startCodecs() {
+	if j.Spec.Compress.Auto == "" || j.Spec.Part > 0 {
+		return
+	}
+	n := len(j.Members)
+	c := &codecControl{job: j, answers: make(chan codecAnswer, 4*n), gone: make([]bool, n), steps: make([]uint64, n)}
+	j.codecs = c
+	j.Table.Running.Go(c.run)
+}
+
+// run ends with the job, and when its lanes do not answer.
+func (c *codecControl) run() {
+	tick := time.NewTicker(gaugeEvery)
+	defer tick.Stop()
+	for {
+		var err error
+		select {
+		case <-c.job.Failed:
+			return
+		case <-c.job.Ended:
+			return
+		case a := <-c.answers:
+			c.on(ratecontrol.Event{Kind: ratecontrol.Accept, Rank: a.rank, Version: a.version})
+		case <-tick.C:
+			err = c.look()
+		}
+		if err != nil {
+			c.job.Table.Log.Warn("codecs stay from now on", "job", c.job.Name, "err", err)
+			return
+		}
+	}
+}
+
+// candidates returns what a controller knows of a job before its tensors, and the codecs by number.
+func (s *Spec) candidates() (cfg ratecontrol.Config, specs []codec.Spec, err error) {
+	if cfg.Spec, err = ratecontrol.Parse(s.Compress.Auto); err != nil {
+		return cfg, nil, err
+	}
+	specs = []codec.Spec{{}}
+	text := cfg.Spec.Codecs
+	if text == "" {
+		text = "int8+int4+ternary+sign+topk"
+	}
+	for name := range strings.SplitSeq(text, "+") {
+		spec, err := codec.Parse(name)
+		if err == nil {
+			err = (&aggregate.JobConfig{Rule: s.Rule}).CheckCodec(spec)
+		}
+		switch {
+		case err != nil && cfg.Spec.Codecs == "":
+			continue
+		case err != nil:
+			return cfg, nil, err
+		case spec.ID == codec.Raw:
+			return cfg, nil, fmt.Errorf("%v: none is a candidate in any case: leave it out of codecs", s.Compress)
+		}
+		if spec == s.Compress.Up {
+			cfg.Start = uint8(len(specs))
+		}
+		specs = append(specs, spec)
+		cfg.Codecs = append(cfg.Codecs, ratecontrol.Codec{Name: spec.String(), Bytes: spec.Bytes, Distortion: distortion(spec)})
+	}
+	return cfg, specs, nil
+}
+
+// distortion returns what a codec loses of Gaussian values, which the controller expects until it has measured.
+func distortion(s codec.Spec) float64 {
+	chance, x, p := rand.New(rand.NewPCG(1, 9)), make([]float32, 4096), make([]byte, 4*4096)
+	for i := range x {
+		x[i] = float32(chance.NormFloat64())
+	}
+	h := codec.HeaderOf(p[:s.Encode(p, x, nil, 1, codec.Key{})])
+	return float64(h.Lost / h.Energy)
+}
+
+// begin makes the controller of the tensors that are registered.
+func (c *codecControl) begin() error {
+	cfg, specs, err := c.job.Spec.candidates()
+	if err != nil {
+		return err
+	}
+	cfg.Ranks, cfg.Message, cfg.Lanes = len(c.job.Members), messageTime, len(c.job.Lanes)
+	c.job.Model.RLock()
+	for t := range c.job.Model.Plan.NumTensors() {
+		tensor := c.job.Model.Plan.Tensor(t)
+		cfg.Groups = append(cfg.Groups, ratecontrol.Group{Name: tensor.Name, Elems: int(tensor.Elems), Chunk: c.job.Spec.ChunkBytes / 4})
+	}
+	c.job.Model.RUnlock()
+	control, err := ratecontrol.New(cfg)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.control, c.specs = control, specs
+	return err
+}
+
+// look reads the lanes' measurements.
+func (c *codecControl) look() error {
+	release, err := c.job.Hold()
+	if err != nil {
+		return nil // the job ends
+	}
+	defer release()
+	c.job.mu.Lock()
+	tensors := c.job.Model.tensors
+	c.job.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), gaugeWithin)
+	defer cancel()
+	gauges, err := c.job.Agg.ReadGauges(ctx, tensors)
+	if err != nil {
+		return err
+	}
+	c.part()
+	for rank := range gauges {
+		if err := c.take(rank, &gauges[rank]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// part tells the controller of workers that have left or are lost, whose answers it must not await.
+func (c *codecControl) part() {
+	for rank, m := range c.job.Members {
+		if c.control != nil && !c.gone[rank] && m.gone() {
+			c.gone[rank] = true
+			c.on(ratecontrol.Event{Kind: ratecontrol.Leave, Rank: rank})
+		}
+	}
+}
+
+// take gives the controller what is new of a worker.
+func (c *codecControl) take(rank int, g *aggregate.WorkerGauge) error {
+	if c.control == nil {
+		if g.Steps == 0 {
+			return nil
+		}
+		if err := c.begin(); err != nil {
+			return err
+		}
+	}
+	if f := g.Flow; f.Chunks > 0 {
+		c.on(ratecontrol.Event{Kind: ratecontrol.Acked, Rank: rank, Bytes: f.Bytes, Chunks: int(f.Chunks),
+			Elapsed: time.Duration(f.NS)})
+	}
+	if g.Steps == c.steps[rank] {
+		return nil
+	}
+	var samples []ratecontrol.Sample
+	current := c.control.Current().Codecs
+	for t, x := range g.Tensors[:min(len(g.Tensors), len(current))] {
+		if x.Elems > 0 && x.Codec == c.specs[current[t]].ID {
+			samples = append(samples, ratecontrol.Sample{Group: t, Codec: current[t], Elems: int(x.Elems), Energy: x.Energy, Lost: x.Lost})
+		}
+	}
+	c.on(ratecontrol.Event{Kind: ratecontrol.Measured, Rank: rank, Samples: samples})
+	c.on(ratecontrol.Event{Kind: ratecontrol.Begin, Rank: rank, Step: g.Steps - 1, Elapsed: time.Duration(g.Computed)})
+	c.mu.Lock()
+	c.steps[rank] = g.Steps // and the controller knows
+	c.mu.Unlock()
+	return nil
+}
+
+// on gives the controller an event, and does what follows.
+func (c *codecControl) on(e ratecontrol.Event) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.control == nil {
+		return
+	}
+	for _, a := range c.control.On(e, nil) {
+		c.act(a)
+	}
+}
+
+// act does what the controller has decided. The caller holds c.mu.
+func (c *codecControl) act(a ratecontrol.Act) {
+	log := c.job.Table.Log.With("job", c.job.Name)
+	switch a.Kind {
+	case ratecontrol.Propose:
+		c.pending = c.control.Line(a.Decision)
+		log.Debug("codecs are proposed", "decision", c.pending)
+		c.announce(a.Decision.Version, uint32(a.Decision.Step), a.Decision.Codecs)
+	case ratecontrol.Confirm:
+		c.decisions = append(c.decisions, c.pending)
+		c.decisions = slices.Clone(c.decisions[max(0, len(c.decisions)-decisionsKept):])
+		log.Info("codecs change", "decision", c.pending, "bytes", a.Decision.Bytes, "budget", a.Decision.Budget)
+		c.pending = ""
+	case ratecontrol.Withdraw:
+		log.Info("codecs do not change: not all workers have accepted", "decision", c.pending)
+		c.pending = ""
+		c.announce(0, 0, c.control.Current().Codecs)
+	}
+}
+
+// announce tells all workers of codecs. One that has not read what came before misses them, so that they are withdrawn.
+func (c *codecControl) announce(version, from uint32, places []uint8) {
+	m := &api.Codecs{Version: version, From: from, Places: places}
+	for _, s := range c.specs {
+		m.Codecs = append(m.Codecs, &api.Codec{Id: uint32(s.ID), Stochastic: s.Stochastic, Param: s.Param})
+	}
+	for _, member := range c.job.Members {
+		select {
+		case member.codecs <- m:
+		default:
+		}
+	}
+}
+
+// describe adds the decisions to the job's status.
+func (c *codecControl) describe(out *api.JobStatus) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out.Decisions, out.PendingDecision = slices.Clone(c.decisions), c.pending
+	for rank, m := range out.Members {
+		if m.Step = c.steps[rank]; c.control != nil {
+			m.LinkBytesPerSecond = c.control.Bandwidth(rank)
+		}
+	}
+}
+
+// AcceptCodecs takes a worker's answer to codecs that Watch announced. What is refused is withdrawn when its step comes.
+func (m *Member) AcceptCodecs(ctx context.Context, r *api.AcceptCodecsRequest) (*api.AcceptCodecsResponse, error) {
+	c := m.Job.codecs
+	if c == nil || !r.Accepted {
+		return &api.AcceptCodecsResponse{}, nil
+	}
+	select {
+	case c.answers <- codecAnswer{m.Rank, r.Version}:
+	case <-m.Out:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("codecs %d: %w", r.Version, ctx.Err())
+	}
+	return &api.AcceptCodecsResponse{}, nil
+}
