@@ -19,6 +19,9 @@ func (s *Spec) checkCodecs() error {
 	if err == nil && p != (codec.Pair{}) && s.DType != chunk.F32 {
 		return fmt.Errorf("codecs %v and %v on the wire: codecs shorten f32: use one of the two", p, s.DType)
 	}
+	if err == nil && p.Auto != "" && s.Verify {
+		return fmt.Errorf("codecs %v and verification: a controller changes codecs as links and gradients are: use one of the two", p)
+	}
 	return err
 }
 

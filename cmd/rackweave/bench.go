@@ -40,7 +40,7 @@ func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 	f.StringVar(&b.spec.Outer, "outer", "",
 		"racks train on their own and meet, for instance every=24,rule=nesterov,lr=0.7,momentum=0.9 (default: as their cluster's file says)")
 	f.StringVar(&b.spec.Compress, "compress", "",
-		"codecs of gradients and answers, such as int8, sign/int8 or topk:1%/none, for links that bind (default: none)")
+		"codecs of gradients and answers, such as int8, sign/int8 or topk:1%/none, or auto:budget=SHARE, for links that bind (default: none)")
 	f.IntVar(&b.spec.Iters, "iters", 20, "measured exchanges")
 	f.IntVar(&b.spec.Warmup, "warmup", 5, "exchanges before those")
 	f.BoolVar(&b.spec.Arena, "arena", false, "gradients and results in registered memory (default: each worker's ordinary memory)")

@@ -189,6 +189,17 @@ func printCodecs(w io.Writer, j *api.JobStatus) {
 	for _, m := range j.Members {
 		fmt.Fprintf(w, "  %d\t%s\t%s\n", m.Rank, coding(m.Gradients), coding(m.Answers))
 	}
+	if n := len(j.Decisions); n > 0 {
+		fmt.Fprintf(w, "  tensors' codecs, decision %s\n", j.Decisions[n-1])
+	}
+	if j.PendingDecision != "" {
+		fmt.Fprintf(w, "  not yet accepted by all workers: decision %s\n", j.PendingDecision)
+	}
+	for _, m := range j.Members {
+		if m.LinkBytesPerSecond > 0 {
+			fmt.Fprintf(w, "  worker %d's link\t%.3g Mb/s\n", m.Rank, m.LinkBytesPerSecond*8e-6)
+		}
+	}
 }
 
 // coding returns the columns of one direction.
