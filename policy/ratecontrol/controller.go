@@ -14,7 +14,6 @@ type Config struct {
 	Groups  []Group
 	Start   uint8 // all groups' codec until the first decision
 	Ranks   int
-	Ingress float64       // bytes per second that the aggregator receives from all ranks. If 0, more than they send.
 	Message time.Duration // of a chunk's handling on one lane, however short it is
 	Lanes   int           // if 0, 1
 }
@@ -141,9 +140,9 @@ func (c *calm) budget() float64 {
 
 // New returns the controller of a job. The spec must come from [Parse].
 func New(c Config) (*Controller, error) {
-	if c.Ranks < 1 || !(c.Ingress >= 0) || c.Message < 0 || c.Lanes < 0 || int(c.Start) > len(c.Codecs) {
-		return nil, fmt.Errorf("%d ranks, %v bytes/s, %v a message, %d lanes, codec %d of %d: use 1 rank or more, no negative number, and a "+
-			"candidate", c.Ranks, c.Ingress, c.Message, c.Lanes, c.Start, len(c.Codecs))
+	if c.Ranks < 1 || c.Message < 0 || c.Lanes < 0 || int(c.Start) > len(c.Codecs) {
+		return nil, fmt.Errorf("%d ranks, %v a message, %d lanes, codec %d of %d: use 1 rank or more, no negative number, and a candidate",
+			c.Ranks, c.Message, c.Lanes, c.Start, len(c.Codecs))
 	}
 	n := &Controller{config: c, law: greedy{}, links: make([]link, c.Ranks), lead: soonest}
 	if s := c.Spec; s.Law == aceLaw {
@@ -187,14 +186,6 @@ func Replay(c Config, log []string) (*Controller, error) {
 
 // Line returns a decision's line in the log.
 func (n *Controller) Line(d Decision) string { return d.text(n.table.codecs) }
-
-// Names returns the names of the codecs by number, [Raw] first.
-func (n *Controller) Names() (names []string) {
-	for _, c := range n.table.codecs {
-		names = append(names, c.Name)
-	}
-	return names
-}
 
 // Current returns the last decision that was confirmed, with version 0 before the first.
 func (n *Controller) Current() Decision { return n.current }
@@ -289,9 +280,6 @@ func (n *Controller) budget() (float64, bool) {
 		bandwidth, seconds := l.bandwidth(), l.overlap
 		if b.Rate > 0 && (bandwidth == 0 || bandwidth > b.Rate) {
 			bandwidth = b.Rate
-		}
-		if n.config.Ingress > 0 {
-			bandwidth = min(bandwidth, n.config.Ingress/float64(len(n.links)))
 		}
 		if b.Time > 0 {
 			seconds = b.Time.Seconds()

@@ -66,8 +66,8 @@
 //	5      law=ace without a budget: raw bytes / (cmin + (cmax-cmin)*exp(-beta*B)), with B in Mb/s
 //	6, 7   a codec, and error feedback with gamma 1: package codec
 //	8      the aggregator's sum of decoded payloads
-//	9      [Drift]: the interval halves above the threshold, and grows by a step below half of it
 //
-// Clusters of devices, which nothing depends on, are quantiles of bandwidth: [Clusters]. Both laws share groups, knapsack and calm,
-// and differ in worth and budget alone. With the same budget, law=greedy lost 5 to 19 % less energy in simulation.
+// Equation 9, intervals that follow the drift, is not of codecs; and nothing depends on the clusters. Both laws share groups,
+// knapsack and calm, and differ in worth and budget alone. With the same budget, law=greedy lost 5 to 19 % less energy in
+// simulation.
 package ratecontrol

@@ -131,10 +131,3 @@ func TestCompressionFollowsEquation5(t *testing.T) {
 		last = b
 	}
 }
-
-func TestClustersAreQuantiles(t *testing.T) {
-	got := Clusters([]float64{200, 5, 5, 90, 40, 300}, 3)
-	if !slices.Equal(got, []int{2, 0, 0, 1, 1, 2}) {
-		t.Error(got)
-	}
-}

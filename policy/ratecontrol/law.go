@@ -1,10 +1,6 @@
 package ratecontrol
 
-import (
-	"cmp"
-	"math"
-	"slices"
-)
+import "math"
 
 const (
 	greedyLaw = "greedy"
@@ -92,16 +88,4 @@ func standardize(x []float64) {
 			x[i] = 0
 		}
 	}
-}
-
-// Clusters sorts ranks into k clusters by the quantiles of their bandwidths, 0 the slowest. Ranks of the same bandwidth share a
-// cluster. Quantiles of bandwidths and of their logarithms are the same. No decision depends on clusters.
-func Clusters(bandwidths []float64, k int) []int {
-	sorted := slices.Sorted(slices.Values(bandwidths))
-	clusters := make([]int, len(bandwidths))
-	for r, b := range bandwidths {
-		i, _ := slices.BinarySearchFunc(sorted, b, cmp.Compare[float64])
-		clusters[r] = i * k / len(sorted)
-	}
-	return clusters
 }
