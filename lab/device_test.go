@@ -16,6 +16,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/racktest"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/numa/numatest"
 	"github.com/rackweave/rackweave/verbs"
@@ -106,6 +107,10 @@ func exchangeExactly(r *racktest.Rack, steps int) error {
 	}
 	job := &r.Config.Job
 	ref := racktest.NewReference(job.Mode, job.Rule, job.Hyper, chunk.F32, initial)
+	if job.Compress != (codec.Pair{}) {
+		ref.Compress(job.Compress, len(r.Workers), job.ChunkBytes)
+		ref.Broadcast(0, initial[0])
+	}
 	for step := range steps {
 		grads := fill()
 		if err := together(r, chunk.OpPushPull); err != nil {
@@ -119,6 +124,24 @@ func exchangeExactly(r *racktest.Rack, steps int) error {
 		}
 	}
 	return nil
+}
+
+// Payloads of any length go into slots, and answers into staging buffers, through real queue pairs.
+func TestIBVJobsWithCodecs(t *testing.T) {
+	nic := devices(t, 1)
+	for _, text := range []string{"int8", "sign/int4", "topk:1%", "2bit:0.1/none"} {
+		t.Run(text, func(t *testing.T) {
+			job, tensors := jobOf("coded")
+			var err error
+			if job.Compress, err = codec.ParsePair(text, true); err != nil {
+				t.Fatal(err)
+			}
+			r := openRack(t, racktest.Config{NICs: nic, Workers: [][]*verbs.Device{nic, nic}, Lanes: 1, Job: job, Tensors: tensors})
+			if err := exchangeExactly(r, 3); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
 }
 
 // A peer may write to the slots of its own job and nowhere else. The protection domain stops it, its job fails, and other jobs are

@@ -36,6 +36,7 @@ func TestSingleGuest(t *testing.T) {
 	t.Run("exchanges ResNet-50", func(t *testing.T) { resNet50(t, g) })
 	t.Run("batches doorbells and never finds a receiver not ready", func(t *testing.T) { steadyState(t, g) })
 	t.Run("prints its share of ib_write_bw", func(t *testing.T) { shareOfPerftest(t, g) })
+	t.Run("decodes what codecs shorten", func(t *testing.T) { onDevice(t, g, "TestIBVJobsWithCodecs", "rxe0") })
 	t.Run("keeps peers out of other memory", func(t *testing.T) { onDevice(t, g, "TestIBVPeerThatWritesElsewhere", "rxe0") })
 	t.Run("keeps tenants out of each other's way", func(t *testing.T) { onDevice(t, g, "TestIBVTenants", "rxe0") })
 	t.Run("keeps policies' updates to the bit", func(t *testing.T) { onDevice(t, g, "TestIBVPolicies", "rxe0") })
