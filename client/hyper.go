@@ -51,6 +51,18 @@ func (x *exchange) SetHyper(tensor int, h Hyper) error {
 	return x.sendHyper(first, end, h)
 }
 
+// Flush makes every tensor's next gradient take along, uncompressed, what its codec has left. Call it before the last step ahead of
+// [Worker.Save] or the worker's end, or that step's residual is lost: no checkpoint has it.
+func (x *exchange) Flush() error {
+	x.using.RLock()
+	defer x.using.RUnlock()
+	if err := x.Err(); err != nil {
+		return fmt.Errorf("flush: %w", err)
+	}
+	cworker.Flush(x.session.C)
+	return nil
+}
+
 // sendHyper hands the hyper-parameters of tensors to the C worker.
 func (x *exchange) sendHyper(first, end int, h Hyper) error {
 	record := h.record()

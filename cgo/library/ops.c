@@ -48,6 +48,16 @@ int rw_compress_from(rw_session *s, uint32_t tensor, const struct rw_codec *code
 	return w ? rw_worker_compress(w, tensor, codec, from) : rc;
 }
 
+int rw_flush(rw_session *s)
+{
+	int rc;
+	rw_worker *w = worker_for(s, &rc);
+
+	if (w)
+		rw_worker_flush(w);
+	return w ? 0 : rc;
+}
+
 int rw_residual(rw_session *s, uint32_t tensor, float *values, int set)
 {
 	int rc;

@@ -101,6 +101,15 @@ int rw_worker_compress(rw_worker *w, uint32_t tensor, const struct rw_codec *cod
 	return rc;
 }
 
+void rw_worker_flush(rw_worker *w)
+{
+	enter(w);
+	for (uint32_t i = 0; i < w->ntensors; i++)
+		if (w->tensors[i].coding)
+			w->tensors[i].coding->flush = 1;
+	pthread_mutex_unlock(&w->lock);
+}
+
 int rw_worker_residual(rw_worker *w, uint32_t tensor, float *values, int set)
 {
 	const struct tensor *t;
@@ -129,6 +138,7 @@ uint8_t coding_begin(struct tensor *t)
 	}
 	if (!k->up.id && !k->flush)
 		return 0;
+	k->raw = k->flush;
 	k->flush = 0;
 	k->lost = 0;
 	k->factor = 1;
@@ -157,7 +167,7 @@ void coding_send(struct rw_worker *w, struct chunk *c, char *payload)
 		.rank = w->cfg.rank,
 		.factor = k->factor,
 		.type = t->memory_type,
-		.codec = k->up.id,
+		.codec = k->raw ? 0 : k->up.id,
 		.stochastic = k->up.stochastic,
 	};
 
@@ -171,7 +181,7 @@ void coding_send(struct rw_worker *w, struct chunk *c, char *payload)
 
 		memcpy(&lost, payload + PAYLOAD_LOST, sizeof lost);
 		k->lost += lost;
-	} else if (!k->up.id && rwk_sumsq(w->cfg.isa, e.memory, e.n) != 0) {
+	} else if (k->raw && rwk_sumsq(w->cfg.isa, e.memory, e.n) != 0) {
 		k->flush = 1; /* the gradient could not take it along */
 	}
 }

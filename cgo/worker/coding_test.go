@@ -315,6 +315,21 @@ func TestTheGradientAfterTheCodecSendsTheResidual(t *testing.T) {
 	}
 }
 
+func TestAFlushSendsTheResidualWithOneGradient(t *testing.T) {
+	p, s, r := codedPeer(t), newSender(specOf(t, "sign")), rand.New(rand.NewPCG(7, 8))
+	src, dst := p.alloc(codedElems), p.alloc(codedElems)
+	compress(p, s.spec)
+	for _, text := range []string{"sign", "sign", "none", "sign"} {
+		if s.spec = specOf(t, text); s.spec.ID == codec.Raw {
+			worker.Flush(p.w)
+		}
+		fill(src, r)
+		want := s.payloads(src, 1)
+		p.submit(0, src, dst)
+		p.exchange(want, nil)
+	}
+}
+
 // A gradient that is not finite leaves the residual for the next one, even if the codec is off by then.
 func TestTheResidualOutlivesAGradientThatIsNotFinite(t *testing.T) {
 	p, s, r := codedPeer(t), newSender(specOf(t, "sign")), rand.New(rand.NewPCG(7, 8))

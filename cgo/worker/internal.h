@@ -87,7 +87,8 @@ struct coding {
 	float *residual;          /* what is still to be sent */
 	char *kept;               /* payloads of chunks that were NACKed, each where its elements would be */
 	float rate, factor;       /* lr * scale of the last gradient; the residual's factor in the present one */
-	uint8_t flush;            /* a residual must be sent, although the codec is off */
+	uint8_t flush;            /* the next gradient must take the residual along, uncompressed */
+	uint8_t raw;              /* the present one does */
 	double lost;              /* of the last gradient, in squares */
 };
 

@@ -231,6 +231,9 @@ func CompressFrom(w Worker, tensor uint32, c Codec, from uint32) int {
 	return int(C.rw_worker_compress((*C.rw_worker)(w), C.uint32_t(tensor), (*C.struct_rw_codec)(unsafe.Pointer(&c)), C.uint32_t(from)))
 }
 
+// Flush makes every tensor's next gradient take its residual along, uncompressed.
+func Flush(w Worker) { C.rw_worker_flush((*C.rw_worker)(w)) }
+
 func Submit(w Worker, ops []Op, handles []uint64) int {
 	for i := range ops {
 		ops[i].size = C.sizeof_struct_rw_op

@@ -100,8 +100,9 @@ int rw_worker_add(rw_worker *w, const struct rw_tensor *tensors, uint32_t ntenso
  */
 int rw_worker_hyper(rw_worker *w, uint32_t tensor, const float hyper[RW_HYPERS]);
 
-/* As rw_compress_from and rw_residual in rackweave.h. */
+/* As rw_compress_from, rw_flush and rw_residual in rackweave.h. */
 int rw_worker_compress(rw_worker *w, uint32_t tensor, const struct rw_codec *codec, uint32_t from);
+void rw_worker_flush(rw_worker *w);
 int rw_worker_residual(rw_worker *w, uint32_t tensor, float *values, int set);
 
 /* As rw_submit, rw_commit and rw_test in rackweave.h. */

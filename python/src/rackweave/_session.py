@@ -313,6 +313,10 @@ class Session:
         value = loss if math.isfinite(loss) else str(loss).replace("nan", "NaN").replace("inf", "Infinity")
         self._call("ReportLoss", {"loss": value}, self.settings.timeout)
 
+    def flush(self) -> None:
+        """Lets every tensor's next gradient take along, uncompressed, what its codec has left: before the last step ahead of save."""
+        self._native_call("flush", self._library.rw_flush)
+
     def save(self, name: str) -> str:
         """Writes parameters and optimizer state to the aggregator's disk; returns the path there.
 
