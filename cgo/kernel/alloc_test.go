@@ -19,6 +19,9 @@ func TestHotCallsDoNotAllocate(t *testing.T) {
 	w, m, out := address(a.take(n, chunk.F32)), address(a.take(n, chunk.F32)), address(a.take(n, chunk.F32))
 	u := Update{W: w, State: [3]uint64{m}, N: n, OutType: F32, Rule: uint8(optim.SGDMXNet)}
 	h := optim.Hyper{LR: 0.1, Momentum: 0.9, Scale: 1}
+	rnd := rand.New(rand.NewPCG(6, 1))
+	_, payloads := mixed(rnd, newArena(t, 1<<14), nil, 4, n)
+	coded := Encoding{Values: addrs[0], Memory: m, Payload: address(newArena(t, 4*n).mem), N: n, Factor: 1, Type: F32}
 	isa := Best()
 	for name, f := range map[string]func(){
 		"update": func() {
@@ -30,6 +33,14 @@ func TestHotCallsDoNotAllocate(t *testing.T) {
 		"sum to many": func() {
 			dsts := [...]uint64{w, m}
 			Sum{Dst: dsts[:], DstType: F32, Src: From(addrs, F32), N: n, PastCache: true}.Run(isa)
+		},
+		"update from payloads": func() { u.Run(isa, payloads, nil) },
+		"sum of payloads":      func() { Sum{Dst: []uint64{w}, DstType: F32, Src: payloads, N: n}.Run(isa) },
+		"encode": func() {
+			for _, s := range specs {
+				coded.Codec, coded.Param = uint8(s.ID), s.Param
+				coded.Run(isa)
+			}
 		},
 		"sum":     func() { Sum{Dst: []uint64{w}, DstType: F32, Src: From(addrs, F32), N: n}.Run(isa) },
 		"convert": func() { Convert(isa, w, BF16, m, F32, n, true) },

@@ -112,7 +112,7 @@ func TestPayloadsAreTheReferencesBytes(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(11, uint64(isa)))
 		for _, s := range specs {
 			for _, d := range dtypes {
-				each := 8
+				each := 3
 				if testing.Short() {
 					each = 1
 				}
