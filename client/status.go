@@ -95,6 +95,17 @@ func SetPolicy(ctx context.Context, c Config, policy string) (was string, err er
 	return was, err
 }
 
+// SetCodec makes a codec that of all gradients of a running job whose codecs a controller chooses, or with auto lets it choose
+// again. It returns the last decision, if there was one. It uses Server, CA, Job, Token and Timeout of the configuration.
+func SetCodec(ctx context.Context, c Config, codec string) (was string, err error) {
+	err = control(ctx, c, "set codec", func(ctx context.Context, rpc apiconnect.JobServiceClient) error {
+		r, err := rpc.SetCodec(ctx, &api.SetCodecRequest{Job: c.Job, Codec: codec})
+		was = r.GetWas()
+		return err
+	})
+	return was, err
+}
+
 // Trace records what happens to a running job's chunks and steps for a while, at most so many events in each of the
 // aggregator's lanes, 0 being its default. It uses Server, CA, Job, Token and Timeout of the configuration.
 func Trace(ctx context.Context, c Config, d time.Duration, events int) (trace *api.TraceResponse, err error) {

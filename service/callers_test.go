@@ -30,6 +30,7 @@ func TestAJobIsForWhoKnowsItsToken(t *testing.T) {
 				may  bool
 			}{
 				"SetPolicy": {fmt.Sprintf(`{"job": %q, "policy": "asp"}`, job), owns},
+				"SetCodec":  {fmt.Sprintf(`{"job": %q, "codec": "int4"}`, job), owns},
 				"Trace":     {fmt.Sprintf(`{"job": %q, "durationMs": 1}`, job), owns},
 				"Links":     {`{}`, admin},
 			} {

@@ -19,6 +19,7 @@ func (s *Service) serveCalls() {
 	mount(s, apiconnect.JobServiceJoinProcedure, rule{}, s.jobs.Join)
 	mount(s, apiconnect.JobServiceStatusProcedure, rule{}, s.serveStatus, connect.WithIdempotency(connect.IdempotencyNoSideEffects))
 	mount(s, apiconnect.JobServiceSetPolicyProcedure, rule{}, s.setPolicy)
+	mount(s, apiconnect.JobServiceSetCodecProcedure, rule{}, s.setCodec)
 	mount(s, apiconnect.JobServiceTraceProcedure, rule{}, s.trace)
 	mount(s, apiconnect.JobServiceDrainProcedure, rule{of: ofAdmin}, s.serveDrain)
 	mount(s, apiconnect.JobServiceLinksProcedure, rule{of: ofAdmin}, s.cluster.ServeLinks)
@@ -140,4 +141,17 @@ func (s *Service) setPolicy(ctx context.Context, r *api.SetPolicyRequest) (*api.
 	}
 	s.log.Info("policy changes", "job", j.Name, "from", was, "to", spec)
 	return &api.SetPolicyResponse{Was: was.String()}, nil
+}
+
+func (s *Service) setCodec(ctx context.Context, r *api.SetCodecRequest) (*api.SetCodecResponse, error) {
+	j, err := s.running(ctx, "set codec", r.Job)
+	if err != nil {
+		return nil, err
+	}
+	was, err := j.SetCodec(r.Codec)
+	if err != nil {
+		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "set codec: job %q: %w", r.Job, err)
+	}
+	s.log.Info("codecs are set", "job", j.Name, "to", r.Codec)
+	return &api.SetCodecResponse{Was: was}, nil
 }

@@ -46,6 +46,7 @@ var anyCall = []string{
 	apiconnect.JobServiceRegisterProcedure, apiconnect.JobServiceBarrierProcedure, apiconnect.JobServiceSaveProcedure,
 	apiconnect.JobServiceRestoreProcedure, apiconnect.JobServiceReadStateProcedure, apiconnect.JobServiceWriteStateProcedure,
 	apiconnect.JobServiceLeaveProcedure, apiconnect.JobServiceStatusProcedure, apiconnect.JobServiceSetPolicyProcedure,
+	apiconnect.JobServiceSetCodecProcedure, apiconnect.JobServiceAcceptCodecsProcedure,
 	apiconnect.JobServiceReportLossProcedure, apiconnect.JobServiceTraceProcedure, apiconnect.JobServiceWriteManifestProcedure,
 	apiconnect.JobServiceReadManifestProcedure, apiconnect.JobServiceDrainProcedure, apiconnect.JobServiceLinksProcedure,
 	apiconnect.RackServiceAskProcedure, "/metrics", "/grpc.health.v1.Health/Check", "/none",

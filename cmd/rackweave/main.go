@@ -59,7 +59,7 @@ Tokens stand in files or in the environment, as all users of a host can read com
 		},
 	}
 	cmd.PersistentFlags().String("config", "", "YAML file with flags by their names")
-	cmd.AddCommand(serveCommand(), runCommand(), benchCommand(), statusCommand(), policyCommand(), traceCommand(),
+	cmd.AddCommand(serveCommand(), runCommand(), benchCommand(), statusCommand(), policyCommand(), compressCommand(), traceCommand(),
 		drainCommand(), tokenCommand(), topoCommand(), planCommand(), probeCommand(), doctorCommand(), rxeCommand(), workerCommand(),
 		hostCommand())
 	return cmd

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -102,6 +103,7 @@ type Controller struct {
 	due       uint64 // the step of the next solution
 	probed    uint64 // the number of probes
 	calm      calm
+	held      []uint8    // that [Controller.Hold] named
 	script    []Decision // of a replay
 	replaying bool
 
@@ -193,6 +195,22 @@ func (n *Controller) Current() Decision { return n.current }
 // Bandwidth returns the estimate for a rank's connections in bytes per second, 0 before the first.
 func (n *Controller) Bandwidth(rank int) float64 { return n.links[rank].bandwidth() }
 
+// Hold makes a candidate, or none, the codec of all groups, from the step on for which all ranks accept it, and keeps it. If the
+// name is empty, the controller chooses again.
+func (n *Controller) Hold(name string) error {
+	if n.held = nil; name == "" {
+		return nil
+	}
+	var names []string
+	for i, c := range n.table.codecs {
+		if names = append(names, c.Name); c.Name == name {
+			n.held = slices.Repeat([]uint8{uint8(i)}, len(n.table.groups))
+			return nil
+		}
+	}
+	return fmt.Errorf("codec %q is not a candidate: use one of %s", name, strings.Join(names, ", "))
+}
+
 // On appends the acts that follow from an event. An event of a rank that the job does not have is ignored.
 func (n *Controller) On(e Event, to []Act) []Act {
 	if e.Rank < 0 || e.Rank >= len(n.links) {
@@ -244,6 +262,12 @@ func (n *Controller) step(to []Act) []Act {
 	if n.replaying {
 		if n.accepted == nil && len(n.script) > 0 && n.script[0].Step <= n.seen+latest {
 			to, n.script = n.propose(n.script[0], to), n.script[1:]
+		}
+		return to
+	}
+	if n.held != nil {
+		if n.accepted == nil && !slices.Equal(n.held, n.current.Codecs) {
+			to = n.propose(Decision{Codecs: n.held, Bytes: n.table.length(n.held), Budget: n.table.raw}, to)
 		}
 		return to
 	}

@@ -336,6 +336,104 @@ func (x *Coding) GetLost() float64 {
 	return 0
 }
 
+type SetCodecRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Job   string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	// A candidate of the job's, such as int4, or none; auto: the controller chooses.
+	Codec         string `protobuf:"bytes,2,opt,name=codec,proto3" json:"codec,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetCodecRequest) Reset() {
+	*x = SetCodecRequest{}
+	mi := &file_codec_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetCodecRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetCodecRequest) ProtoMessage() {}
+
+func (x *SetCodecRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_codec_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetCodecRequest.ProtoReflect.Descriptor instead.
+func (*SetCodecRequest) Descriptor() ([]byte, []int) {
+	return file_codec_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *SetCodecRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *SetCodecRequest) GetCodec() string {
+	if x != nil {
+		return x.Codec
+	}
+	return ""
+}
+
+type SetCodecResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The last decision, if there was one.
+	Was           string `protobuf:"bytes,1,opt,name=was,proto3" json:"was,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetCodecResponse) Reset() {
+	*x = SetCodecResponse{}
+	mi := &file_codec_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetCodecResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetCodecResponse) ProtoMessage() {}
+
+func (x *SetCodecResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_codec_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetCodecResponse.ProtoReflect.Descriptor instead.
+func (*SetCodecResponse) Descriptor() ([]byte, []int) {
+	return file_codec_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *SetCodecResponse) GetWas() string {
+	if x != nil {
+		return x.Was
+	}
+	return ""
+}
+
 var File_codec_proto protoreflect.FileDescriptor
 
 const file_codec_proto_rawDesc = "" +
@@ -362,7 +460,12 @@ const file_codec_proto_rawDesc = "" +
 	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x1b\n" +
 	"\traw_bytes\x18\x04 \x01(\x04R\brawBytes\x12\x16\n" +
 	"\x06energy\x18\x05 \x01(\x01R\x06energy\x12\x12\n" +
-	"\x04lost\x18\x06 \x01(\x01R\x04lostB,Z*github.com/rackweave/rackweave/service/apib\x06proto3"
+	"\x04lost\x18\x06 \x01(\x01R\x04lost\"9\n" +
+	"\x0fSetCodecRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x14\n" +
+	"\x05codec\x18\x02 \x01(\tR\x05codec\"$\n" +
+	"\x10SetCodecResponse\x12\x10\n" +
+	"\x03was\x18\x01 \x01(\tR\x03wasB,Z*github.com/rackweave/rackweave/service/apib\x06proto3"
 
 var (
 	file_codec_proto_rawDescOnce sync.Once
@@ -376,13 +479,15 @@ func file_codec_proto_rawDescGZIP() []byte {
 	return file_codec_proto_rawDescData
 }
 
-var file_codec_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_codec_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_codec_proto_goTypes = []any{
 	(*Codec)(nil),                // 0: rackweave.v1.Codec
 	(*Codecs)(nil),               // 1: rackweave.v1.Codecs
 	(*AcceptCodecsRequest)(nil),  // 2: rackweave.v1.AcceptCodecsRequest
 	(*AcceptCodecsResponse)(nil), // 3: rackweave.v1.AcceptCodecsResponse
 	(*Coding)(nil),               // 4: rackweave.v1.Coding
+	(*SetCodecRequest)(nil),      // 5: rackweave.v1.SetCodecRequest
+	(*SetCodecResponse)(nil),     // 6: rackweave.v1.SetCodecResponse
 }
 var file_codec_proto_depIdxs = []int32{
 	0, // 0: rackweave.v1.Codecs.codecs:type_name -> rackweave.v1.Codec
@@ -404,7 +509,7 @@ func file_codec_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_codec_proto_rawDesc), len(file_codec_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   5,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

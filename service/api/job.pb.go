@@ -3986,7 +3986,7 @@ const file_job_proto_rawDesc = "" +
 	"\n" +
 	"timeout_ms\x18\x02 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"#\n" +
 	"\rDrainResponse\x12\x12\n" +
-	"\x04jobs\x18\x01 \x01(\rR\x04jobs2\xce\v\n" +
+	"\x04jobs\x18\x01 \x01(\rR\x04jobs2\x99\f\n" +
 	"\n" +
 	"JobService\x12=\n" +
 	"\x04Join\x12\x19.rackweave.v1.JoinRequest\x1a\x1a.rackweave.v1.JoinResponse\x12B\n" +
@@ -4005,7 +4005,8 @@ const file_job_proto_rawDesc = "" +
 	"\fAcceptCodecs\x12!.rackweave.v1.AcceptCodecsRequest\x1a\".rackweave.v1.AcceptCodecsResponse\x12@\n" +
 	"\x05Leave\x12\x1a.rackweave.v1.LeaveRequest\x1a\x1b.rackweave.v1.LeaveResponse\x12H\n" +
 	"\x06Status\x12\x1b.rackweave.v1.StatusRequest\x1a\x1c.rackweave.v1.StatusResponse\"\x03\x90\x02\x01\x12L\n" +
-	"\tSetPolicy\x12\x1e.rackweave.v1.SetPolicyRequest\x1a\x1f.rackweave.v1.SetPolicyResponse\x12O\n" +
+	"\tSetPolicy\x12\x1e.rackweave.v1.SetPolicyRequest\x1a\x1f.rackweave.v1.SetPolicyResponse\x12I\n" +
+	"\bSetCodec\x12\x1d.rackweave.v1.SetCodecRequest\x1a\x1e.rackweave.v1.SetCodecResponse\x12O\n" +
 	"\n" +
 	"ReportLoss\x12\x1f.rackweave.v1.ReportLossRequest\x1a .rackweave.v1.ReportLossResponse\x12@\n" +
 	"\x05Trace\x12\x1a.rackweave.v1.TraceRequest\x1a\x1b.rackweave.v1.TraceResponse\x12@\n" +
@@ -4083,15 +4084,17 @@ var file_job_proto_goTypes = []any{
 	(*ReadStateRequest)(nil),      // 53: rackweave.v1.ReadStateRequest
 	(*WriteStateRequest)(nil),     // 54: rackweave.v1.WriteStateRequest
 	(*AcceptCodecsRequest)(nil),   // 55: rackweave.v1.AcceptCodecsRequest
-	(*LinksRequest)(nil),          // 56: rackweave.v1.LinksRequest
-	(*SaveResponse)(nil),          // 57: rackweave.v1.SaveResponse
-	(*WriteManifestResponse)(nil), // 58: rackweave.v1.WriteManifestResponse
-	(*ReadManifestResponse)(nil),  // 59: rackweave.v1.ReadManifestResponse
-	(*RestoreResponse)(nil),       // 60: rackweave.v1.RestoreResponse
-	(*ReadStateResponse)(nil),     // 61: rackweave.v1.ReadStateResponse
-	(*WriteStateResponse)(nil),    // 62: rackweave.v1.WriteStateResponse
-	(*AcceptCodecsResponse)(nil),  // 63: rackweave.v1.AcceptCodecsResponse
-	(*LinksResponse)(nil),         // 64: rackweave.v1.LinksResponse
+	(*SetCodecRequest)(nil),       // 56: rackweave.v1.SetCodecRequest
+	(*LinksRequest)(nil),          // 57: rackweave.v1.LinksRequest
+	(*SaveResponse)(nil),          // 58: rackweave.v1.SaveResponse
+	(*WriteManifestResponse)(nil), // 59: rackweave.v1.WriteManifestResponse
+	(*ReadManifestResponse)(nil),  // 60: rackweave.v1.ReadManifestResponse
+	(*RestoreResponse)(nil),       // 61: rackweave.v1.RestoreResponse
+	(*ReadStateResponse)(nil),     // 62: rackweave.v1.ReadStateResponse
+	(*WriteStateResponse)(nil),    // 63: rackweave.v1.WriteStateResponse
+	(*AcceptCodecsResponse)(nil),  // 64: rackweave.v1.AcceptCodecsResponse
+	(*SetCodecResponse)(nil),      // 65: rackweave.v1.SetCodecResponse
+	(*LinksResponse)(nil),         // 66: rackweave.v1.LinksResponse
 }
 var file_job_proto_depIdxs = []int32{
 	45, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
@@ -4140,32 +4143,34 @@ var file_job_proto_depIdxs = []int32{
 	22, // 43: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
 	24, // 44: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
 	35, // 45: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
-	37, // 46: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
-	39, // 47: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
-	43, // 48: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
-	56, // 49: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
-	2,  // 50: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
-	6,  // 51: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
-	12, // 52: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
-	16, // 53: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
-	19, // 54: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
-	21, // 55: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
-	57, // 56: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
-	58, // 57: rackweave.v1.JobService.WriteManifest:output_type -> rackweave.v1.WriteManifestResponse
-	59, // 58: rackweave.v1.JobService.ReadManifest:output_type -> rackweave.v1.ReadManifestResponse
-	60, // 59: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
-	61, // 60: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
-	62, // 61: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
-	63, // 62: rackweave.v1.JobService.AcceptCodecs:output_type -> rackweave.v1.AcceptCodecsResponse
-	23, // 63: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
-	25, // 64: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
-	36, // 65: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
-	38, // 66: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
-	40, // 67: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
-	44, // 68: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
-	64, // 69: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
-	50, // [50:70] is the sub-list for method output_type
-	30, // [30:50] is the sub-list for method input_type
+	56, // 46: rackweave.v1.JobService.SetCodec:input_type -> rackweave.v1.SetCodecRequest
+	37, // 47: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
+	39, // 48: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
+	43, // 49: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
+	57, // 50: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
+	2,  // 51: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
+	6,  // 52: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
+	12, // 53: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
+	16, // 54: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
+	19, // 55: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
+	21, // 56: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
+	58, // 57: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
+	59, // 58: rackweave.v1.JobService.WriteManifest:output_type -> rackweave.v1.WriteManifestResponse
+	60, // 59: rackweave.v1.JobService.ReadManifest:output_type -> rackweave.v1.ReadManifestResponse
+	61, // 60: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
+	62, // 61: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
+	63, // 62: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
+	64, // 63: rackweave.v1.JobService.AcceptCodecs:output_type -> rackweave.v1.AcceptCodecsResponse
+	23, // 64: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
+	25, // 65: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
+	36, // 66: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
+	65, // 67: rackweave.v1.JobService.SetCodec:output_type -> rackweave.v1.SetCodecResponse
+	38, // 68: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
+	40, // 69: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
+	44, // 70: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
+	66, // 71: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
+	51, // [51:72] is the sub-list for method output_type
+	30, // [30:51] is the sub-list for method input_type
 	30, // [30:30] is the sub-list for extension type_name
 	30, // [30:30] is the sub-list for extension extendee
 	0,  // [0:30] is the sub-list for field type_name

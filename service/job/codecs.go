@@ -2,6 +2,7 @@ package job
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -45,7 +46,7 @@ type codecAnswer struct {
 
 // startCodecs starts the control of the codecs of a job that has asked for it. If the job is spread over several aggregators, the
 // first of them decides.
-func (j *Job) startCodecs() {
+func startCodecs(j *Job) {
 	if j.Spec.Compress.Auto == "" || j.Spec.Part > 0 {
 		return
 	}
@@ -251,6 +252,33 @@ func (c *codecControl) announce(version, from uint32, places []uint8) {
 		default:
 		}
 	}
+}
+
+// SetCodec makes a codec that of all gradients once the workers accept it. If it is auto, the controller chooses again. SetCodec
+// returns the last decision.
+func (j *Job) SetCodec(name string) (was string, err error) {
+	c := j.codecs
+	if c == nil {
+		return "", fmt.Errorf("its codecs are %v, and stay: begin it with auto, or auto:codecs=int8+int4, and set them", j.Spec.Compress)
+	}
+	if name != "auto" {
+		spec, err := codec.Parse(name)
+		if err != nil {
+			return "", err
+		}
+		name = spec.String()
+	} else {
+		name = ""
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.control == nil {
+		return "", errors.New("no gradient has come yet: try again")
+	}
+	if n := len(c.decisions); n > 0 {
+		was = c.decisions[n-1]
+	}
+	return was, c.control.Hold(name)
 }
 
 // describe adds the decisions to the job's status.

@@ -147,3 +147,33 @@ func TestAWorkerThatDoesNotReadItsWatchBlocksNothing(t *testing.T) {
 		t.Errorf("%q", p.decisions)
 	}
 }
+
+func TestAnOperatorsCodecHoldsUntilTheControllerChoosesAgain(t *testing.T) {
+	p := newPlayed(t, "auto:budget=0.15", 2)
+	if _, err := p.job.SetCodec("int8"); err == nil {
+		t.Error("a codec was set before the first gradient")
+	}
+	settle := func() {
+		for range 200 {
+			for c := p.next(); c != nil; c = told(p.job.Members[0]) {
+				p.accept(c.Version, 0, 1)
+			}
+			for told(p.job.Members[1]) != nil {
+			}
+		}
+	}
+	for _, tc := range []struct{ codec, last string }{{"auto", " int4*7"}, {"sign", " sign*8"}, {"none", " none*8"},
+		{"auto", " int4*7"}} {
+		p.next()
+		if _, err := p.job.SetCodec(tc.codec); err != nil {
+			t.Fatal(err)
+		}
+		settle()
+		if last := p.decisions[len(p.decisions)-1]; !strings.HasSuffix(last, tc.last) {
+			t.Errorf("%s: %q", tc.codec, last)
+		}
+	}
+	if _, err := p.job.SetCodec("fp8-e4m3"); err == nil || !strings.Contains(err.Error(), "use one of none, int8, int4") {
+		t.Errorf("%v", err)
+	}
+}

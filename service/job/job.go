@@ -219,7 +219,7 @@ func (j *Job) begin(call, wait context.Context, last *Member) (err error) {
 		return err
 	}
 	j.assignRanks()
-	j.startCodecs()
+	startCodecs(j)
 	j.Table.Started.Add(1)
 	go j.supervise()
 	return nil

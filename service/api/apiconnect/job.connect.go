@@ -78,6 +78,8 @@ const (
 	JobServiceStatusProcedure = "/rackweave.v1.JobService/Status"
 	// JobServiceSetPolicyProcedure is the fully-qualified name of the JobService's SetPolicy RPC.
 	JobServiceSetPolicyProcedure = "/rackweave.v1.JobService/SetPolicy"
+	// JobServiceSetCodecProcedure is the fully-qualified name of the JobService's SetCodec RPC.
+	JobServiceSetCodecProcedure = "/rackweave.v1.JobService/SetCodec"
 	// JobServiceReportLossProcedure is the fully-qualified name of the JobService's ReportLoss RPC.
 	JobServiceReportLossProcedure = "/rackweave.v1.JobService/ReportLoss"
 	// JobServiceTraceProcedure is the fully-qualified name of the JobService's Trace RPC.
@@ -130,6 +132,8 @@ type JobServiceClient interface {
 	Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error)
 	// SetPolicy lets another policy decide who waits for whom in a running job of mode stream.
 	SetPolicy(context.Context, *api.SetPolicyRequest) (*api.SetPolicyResponse, error)
+	// SetCodec makes a codec that of all gradients of a running job whose codecs a controller chooses, or lets it choose again.
+	SetCodec(context.Context, *api.SetCodecRequest) (*api.SetCodecResponse, error)
 	// ReportLoss tells the policy of the worker's job the validation loss after an epoch.
 	ReportLoss(context.Context, *api.ReportLossRequest) (*api.ReportLossResponse, error)
 	// Trace takes note of what happens to a running job's chunks and steps for a while, and returns it.
@@ -248,6 +252,12 @@ func NewJobServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(jobServiceMethods.ByName("SetPolicy")),
 			connect.WithClientOptions(opts...),
 		),
+		setCodec: connect.NewClient[api.SetCodecRequest, api.SetCodecResponse](
+			httpClient,
+			baseURL+JobServiceSetCodecProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("SetCodec")),
+			connect.WithClientOptions(opts...),
+		),
 		reportLoss: connect.NewClient[api.ReportLossRequest, api.ReportLossResponse](
 			httpClient,
 			baseURL+JobServiceReportLossProcedure,
@@ -293,6 +303,7 @@ type jobServiceClient struct {
 	leave         *connect.Client[api.LeaveRequest, api.LeaveResponse]
 	status        *connect.Client[api.StatusRequest, api.StatusResponse]
 	setPolicy     *connect.Client[api.SetPolicyRequest, api.SetPolicyResponse]
+	setCodec      *connect.Client[api.SetCodecRequest, api.SetCodecResponse]
 	reportLoss    *connect.Client[api.ReportLossRequest, api.ReportLossResponse]
 	trace         *connect.Client[api.TraceRequest, api.TraceResponse]
 	drain         *connect.Client[api.DrainRequest, api.DrainResponse]
@@ -439,6 +450,15 @@ func (c *jobServiceClient) SetPolicy(ctx context.Context, req *api.SetPolicyRequ
 	return nil, err
 }
 
+// SetCodec calls rackweave.v1.JobService.SetCodec.
+func (c *jobServiceClient) SetCodec(ctx context.Context, req *api.SetCodecRequest) (*api.SetCodecResponse, error) {
+	response, err := c.setCodec.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // ReportLoss calls rackweave.v1.JobService.ReportLoss.
 func (c *jobServiceClient) ReportLoss(ctx context.Context, req *api.ReportLossRequest) (*api.ReportLossResponse, error) {
 	response, err := c.reportLoss.CallUnary(ctx, connect.NewRequest(req))
@@ -517,6 +537,8 @@ type JobServiceHandler interface {
 	Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error)
 	// SetPolicy lets another policy decide who waits for whom in a running job of mode stream.
 	SetPolicy(context.Context, *api.SetPolicyRequest) (*api.SetPolicyResponse, error)
+	// SetCodec makes a codec that of all gradients of a running job whose codecs a controller chooses, or lets it choose again.
+	SetCodec(context.Context, *api.SetCodecRequest) (*api.SetCodecResponse, error)
 	// ReportLoss tells the policy of the worker's job the validation loss after an epoch.
 	ReportLoss(context.Context, *api.ReportLossRequest) (*api.ReportLossResponse, error)
 	// Trace takes note of what happens to a running job's chunks and steps for a while, and returns it.
@@ -631,6 +653,12 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(jobServiceMethods.ByName("SetPolicy")),
 		connect.WithHandlerOptions(opts...),
 	)
+	jobServiceSetCodecHandler := connect.NewUnaryHandlerSimple(
+		JobServiceSetCodecProcedure,
+		svc.SetCodec,
+		connect.WithSchema(jobServiceMethods.ByName("SetCodec")),
+		connect.WithHandlerOptions(opts...),
+	)
 	jobServiceReportLossHandler := connect.NewUnaryHandlerSimple(
 		JobServiceReportLossProcedure,
 		svc.ReportLoss,
@@ -689,6 +717,8 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 			jobServiceStatusHandler.ServeHTTP(w, r)
 		case JobServiceSetPolicyProcedure:
 			jobServiceSetPolicyHandler.ServeHTTP(w, r)
+		case JobServiceSetCodecProcedure:
+			jobServiceSetCodecHandler.ServeHTTP(w, r)
 		case JobServiceReportLossProcedure:
 			jobServiceReportLossHandler.ServeHTTP(w, r)
 		case JobServiceTraceProcedure:
@@ -768,6 +798,10 @@ func (UnimplementedJobServiceHandler) Status(context.Context, *api.StatusRequest
 
 func (UnimplementedJobServiceHandler) SetPolicy(context.Context, *api.SetPolicyRequest) (*api.SetPolicyResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.SetPolicy is not implemented"))
+}
+
+func (UnimplementedJobServiceHandler) SetCodec(context.Context, *api.SetCodecRequest) (*api.SetCodecResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.SetCodec is not implemented"))
 }
 
 func (UnimplementedJobServiceHandler) ReportLoss(context.Context, *api.ReportLossRequest) (*api.ReportLossResponse, error) {
