@@ -68,6 +68,16 @@ static int check(const struct rw_worker *w, uint32_t tensor, const struct rw_cod
 	return 0;
 }
 
+static void set_codec(struct tensor *t, const struct rw_codec *codec, uint32_t from)
+{
+	struct coding *k = t->coding;
+
+	if (t->gradients >= k->from)
+		k->next = k->later; /* no gradient has begun since that one was due */
+	k->later = *codec;
+	k->from = from;
+}
+
 int rw_worker_compress(rw_worker *w, uint32_t tensor, const struct rw_codec *codec, uint32_t from)
 {
 	struct coding *k = NULL;
@@ -93,8 +103,7 @@ int rw_worker_compress(rw_worker *w, uint32_t tensor, const struct rw_codec *cod
 		rc = rwf_fail(EAGAIN, "compress: tensor %u from gradient %u on: %u have begun: name a later one", tensor, from,
 			      w->tensors[tensor].gradients);
 	} else if (w->tensors[tensor].coding) {
-		w->tensors[tensor].coding->next = *codec;
-		w->tensors[tensor].coding->from = from;
+		set_codec(&w->tensors[tensor], codec, from);
 	}
 	pthread_mutex_unlock(&w->lock);
 	free_coding(k);
@@ -132,10 +141,10 @@ uint8_t coding_begin(struct tensor *t)
 	const float rate = t->hyper[RECORD_LR] * t->hyper[RECORD_SCALE];
 	struct coding *k = t->coding;
 
-	if (t->gradients > k->from) {
-		k->flush |= k->up.id && !k->next.id;
-		k->up = k->next;
-	}
+	if (t->gradients > k->from)
+		k->next = k->later;
+	k->flush |= k->up.id && !k->next.id;
+	k->up = k->next;
 	if (!k->up.id && !k->flush)
 		return 0;
 	k->raw = k->flush;

@@ -255,6 +255,26 @@ func TestACodecHoldsFromItsGradientOn(t *testing.T) {
 	}
 }
 
+func TestACodecHoldsUntilALaterOne(t *testing.T) {
+	p, s, r := codedPeer(t), newSender(specOf(t, "int8")), rand.New(rand.NewPCG(3, 11))
+	src := p.alloc(codedElems)
+	compress(p, s.spec)
+	p.must(worker.CompressFrom(p.w, 0, worker.Codec{ID: uint8(codec.Int4)}, 2), "compress")
+	for step := range 5 {
+		switch step {
+		case 2:
+			p.must(worker.CompressFrom(p.w, 0, worker.Codec{ID: uint8(codec.Sign)}, 4), "compress")
+			s.spec = specOf(t, "int4")
+		case 4:
+			s.spec = specOf(t, "sign")
+		}
+		fill(src, r)
+		want := s.payloads(src, 1)
+		p.submit(0, src, src)
+		p.exchange(want, nil)
+	}
+}
+
 // Six chunks wait for a window of four, so the fourth waits for an answer.
 func TestPayloadsTellWhetherMoreFollows(t *testing.T) {
 	p := codedPeer(t)

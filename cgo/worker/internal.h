@@ -82,14 +82,14 @@ enum { USED_SRC, USED_DST, USED_ENDS };
 
 /* How a tensor's gradients are encoded. */
 struct coding {
-	struct rw_codec up, next; /* of the present gradient, and from a later one on */
-	uint32_t from;            /* the number of that one, or less if it was the next */
-	float *residual;          /* what is still to be sent */
-	char *kept;               /* payloads of chunks that were NACKed, each where its elements would be */
-	float rate, factor;       /* lr * scale of the last gradient; the residual's factor in the present one */
-	uint8_t flush;            /* the next gradient must take the residual along, uncompressed */
-	uint8_t raw;              /* the present one does */
-	double lost;              /* of the last gradient, in squares */
+	struct rw_codec up, next, later; /* of the present gradient, the next one, and from another one on */
+	uint32_t from;                   /* the number of that one */
+	float *residual;                 /* what is still to be sent */
+	char *kept;                      /* payloads of chunks that were NACKed, each where its elements would be */
+	float rate, factor;              /* lr * scale of the last gradient; the residual's factor in the present one */
+	uint8_t flush;                   /* the next gradient must take the residual along, uncompressed */
+	uint8_t raw;                     /* the present one does */
+	double lost;                     /* of the last gradient, in squares */
 };
 
 struct tensor {
