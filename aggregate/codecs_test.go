@@ -305,6 +305,9 @@ func TestGaugesTellWhatAControllerChoosesBy(t *testing.T) {
 			sums.Lost != float64(h.Lost) || g[1].Tensors[0].Elems != 0 || g[0].Tensors[2].Elems != 0 {
 			t.Errorf("step %d: %+v", step, g)
 		}
+		if _, err := r.Job.ReadGauges(t.Context(), 0); err != nil { // as before the tensors are announced
+			t.Fatal(err)
+		}
 		// The first payload of the second step follows one that told of more, too.
 		if want := []int64{1, 1, 0}[step]; g[0].Flow.Chunks != want || g[0].Flow.Bytes != want*int64(len(p)) || g[0].Flow.NS < 0 {
 			t.Errorf("step %d: %+v", step, g[0].Flow)

@@ -75,7 +75,8 @@ func (g *gauge) arrive(s *Shard, c *store.Chunk, m *reduce.Message) {
 	t.Elems, t.Energy, t.Lost = t.Elems+uint64(c.Elems), t.Energy+float64(h.Energy), t.Lost+float64(h.Lost)
 }
 
-// ReadGauges adds the workers' measurements to out, by rank, and begins anew. It is called on the lane's goroutine.
+// ReadGauges adds the workers' measurements to out, by rank, and begins anew, except of tensors for which out has no room. It is
+// called on the lane's goroutine.
 func (s *Shard) ReadGauges(out []WorkerGauge) {
 	for rank, k := range s.Workers.links {
 		if k == nil {
@@ -87,8 +88,12 @@ func (s *Shard) ReadGauges(out []WorkerGauge) {
 		o.Flow.Bytes, o.Flow.Chunks, o.Flow.NS = o.Flow.Bytes+g.flow.Bytes, o.Flow.Chunks+g.flow.Chunks, max(o.Flow.NS, g.flow.NS)
 		g.flow = FlowGauge{}
 		for i := range g.tensors {
-			t, sum := &g.tensors[i].TensorGauge, &o.Tensors[s.Store.Tensors[i].Number]
-			if t.Elems == 0 || sum.Elems > 0 && sum.Codec != t.Codec {
+			t, number := &g.tensors[i].TensorGauge, s.Store.Tensors[i].Number
+			if t.Elems == 0 || number >= len(o.Tensors) {
+				continue
+			}
+			sum := &o.Tensors[number]
+			if sum.Elems > 0 && sum.Codec != t.Codec {
 				continue
 			}
 			*sum = TensorGauge{t.Codec, sum.Elems + t.Elems, sum.Energy + t.Energy, sum.Lost + t.Lost}
