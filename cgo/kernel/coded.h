@@ -28,6 +28,16 @@ FN vn vn_pick(vn mask, vn yes, vn no)
 	return (mask & yes) | (~mask & no);
 }
 
+/* Returns x << bits, whose highest bits are lost. */
+FN vn vn_up(vn x, vn bits)
+{
+#if WIDTH == 1
+	return (int32_t)((uint32_t)x << bits);
+#else
+	return x << bits;
+#endif
+}
+
 FN vn magnitude(vf x)
 {
 	return NUMBERS(x) & INT32_MAX;
@@ -445,12 +455,12 @@ FN vf plus_values(vf sum, int codec, const uint8_t *group, int v, vf factor)
 	}
 	words = words_of(group, bits, v, &shift);
 	if (codec == RWK_CODEC_SIGN)
-		return sum + FLOATS(NUMBERS(factor) ^ (words << (31 - shift) & INT32_MIN));
+		return sum + FLOATS(NUMBERS(factor) ^ (vn_up(words, 31 - shift) & INT32_MIN));
 #ifdef LOOKUP
 	if (LOOKUP(bits))
 		return sum + vf_lookup((vi)(words >> shift), factor);
 #endif
-	return vf_add_product(sum, CONVERT(words << (32 - bits - shift) >> (32 - bits), vf), factor);
+	return vf_add_product(sum, CONVERT(vn_up(words, 32 - bits - shift) >> (32 - bits), vf), factor);
 }
 
 FN void fold_sources(int codec, float *x, const struct rwk_codes *in, int count, uint64_t n, int more)
