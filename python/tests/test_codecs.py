@@ -44,11 +44,31 @@ def codecs():
     return results
 
 
+def controlled():
+    """Steps until all workers keep to the controller's budget: it finds that int8 is more than that."""
+    x = np.linspace(-1, 1, 50000, dtype="f4")
+    session = rackweave.init().session(mode="aggregate", compress="auto:budget=0.15,answers=none")
+    t, y = session.register([rackweave.Tensor("x", x.shape), rackweave.Tensor("y", (100,), compress=False)])
+    out, share, steps, kept = np.zeros_like(x), 1.0, 0, np.zeros(100, "f4")
+    while kept[0] < rackweave.world_size() and steps < 20000:
+        before = session.stats()["sent_bytes"]
+        session.push_pull(t, x, out).wait()
+        share, steps = (session.stats()["sent_bytes"] - before) / x.nbytes, steps + 1
+        kept[:] = share <= 0.15
+        session.push_pull(y, kept).wait()
+    return {"share": share, "hash": out.tobytes().hex()[:4000]}
+
+
 class Codecs(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.aggregator = rack.Aggregator()
         cls.addClassCleanup(cls.aggregator.__exit__)
+
+    def test_workers_take_the_codecs_that_a_controller_chooses(self):
+        results = rack.run(controlled, 2, self.aggregator.address, env={"RACKWEAVE_JOB": "auto"})
+        self.assertLess(max(r["share"] for r in results), 0.15)
+        self.assertEqual(len({r["hash"] for r in results}), 1)
 
     def test_codecs_shorten_what_travels_and_send_the_rest_later(self):
         for provider in ("shm", "tcp"):

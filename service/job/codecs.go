@@ -234,7 +234,7 @@ func (c *codecControl) act(a ratecontrol.Act) {
 		log.Info("codecs change", "decision", c.pending, "bytes", a.Decision.Bytes, "budget", a.Decision.Budget)
 		c.pending = ""
 	case ratecontrol.Withdraw:
-		log.Info("codecs do not change: not all workers have accepted", "decision", c.pending)
+		log.Debug("codecs do not change: not all workers have accepted", "decision", c.pending)
 		c.pending = ""
 		c.announce(0, 0, c.control.Current().Codecs)
 	}

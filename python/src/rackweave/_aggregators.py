@@ -14,15 +14,19 @@ from .errors import Error, RefusedError, ServerLostError
 
 _MISSED_HEARTBEATS = 10
 _LEAVE_TIMEOUT = 5.0
+_ACCEPT_WITHIN = 2.0
 _FAIL_TIMEOUT = 2.0  # of a Leave with a reason, of which the aggregator only takes note; one that is stopped does not
 
 
 class Aggregators:
     """Joins aggregators, and calls them. Where there are several, each has all workers and some of the lanes."""
 
-    def __init__(self, settings: Settings, failed: Callable[[Error], None]) -> None:
-        """failed is called, in threads of their own, when the job has ended at an aggregator, or one is lost."""
-        self._settings, self._on_failure = settings, failed
+    def __init__(self, settings: Settings, failed: Callable[[Error], None], change: Callable[[Dict[str, Any]], bool]) -> None:
+        """failed is called, in threads of their own, when the job has ended at an aggregator, or one is lost.
+
+        change is called likewise with codecs that an aggregator announces; it tells whether the worker will use them.
+        """
+        self._settings, self._on_failure, self._change = settings, failed, change
         self.timeout = settings.timeout  # of calls, in seconds
         self._all: List[Control] = []
         self._infos: List[Dict[str, Any]] = []
@@ -89,13 +93,25 @@ class Aggregators:
         control.session = info["session"]
         self._all.append(control)
         self._infos.append(info)
-        self._watches.append(Watch(control, _MISSED_HEARTBEATS * info.get("heartbeatMs", 1000) / 1000, self._failed))
+        patience = _MISSED_HEARTBEATS * info.get("heartbeatMs", 1000) / 1000
+        self._watches.append(Watch(control, patience, self._failed, self._codecs(control)))
         for mine, its in zip(self._infos[0].get("terms", []), info.get("terms", [])):
             if mine != its:
                 raise RefusedError(
                     f"it has {its}, the one at {self.first.address} has {mine}: "
                     "give all aggregators of a job the same cores, NICs, settings and version"
                 )
+
+    def _codecs(self, control: Control) -> Callable[[Dict[str, Any]], None]:
+        def take(codecs: Dict[str, Any]) -> None:
+            accepted = bool(self._change(codecs))
+            if codecs.get("version"):
+                try:
+                    control.call("AcceptCodecs", {"version": codecs["version"], "accepted": accepted}, _ACCEPT_WITHIN, 0)
+                except Error:
+                    pass  # the aggregator withdraws them
+
+        return take
 
     def _failed(self, error: Error) -> None:
         self._failure = self._failure or error

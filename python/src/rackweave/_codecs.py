@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import dataclasses
-from typing import TYPE_CHECKING, Any, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence
 
 from . import _lib
 from ._tensors import Tensor
+from .errors import Error
 
 if TYPE_CHECKING:
     from ._session import Session
@@ -25,15 +27,32 @@ def compress(session: "Session", first: int, tensors: Sequence[Tensor]) -> None:
     codec = session._info.get("gradients")
     if codec is None:
         return
-    native = _lib.Codec(
-        id=codec["id"],
+    native = _native(session, codec)
+    for number, t in enumerate(tensors, first):
+        if t.compress:
+            session._native_call(f"tensor {t.name!r}", session._library.rw_compress, number, ctypes.byref(native))
+
+
+def change(session: "Session", announced: Dict[str, Any]) -> bool:
+    """Makes tensors use the codecs that an aggregator announces; tells whether all will."""
+    try:
+        codecs = [_native(session, c) for c in announced.get("codecs", [])]
+        for number, place in enumerate(base64.b64decode(announced.get("places", ""))):
+            if session._declared[number].compress:
+                what, first = f"tensor {session.names[number]!r}", announced.get("from", 0)
+                session._native_call(what, session._library.rw_compress_from, number, ctypes.byref(codecs[place]), first)
+    except (Error, _lib.NativeError, IndexError):
+        return False
+    return True
+
+
+def _native(session: "Session", codec: Dict[str, Any]) -> _lib.Codec:
+    return _lib.Codec(
+        id=codec.get("id", 0),
         stochastic=codec.get("stochastic", False),
         as_is=session._asked["as_is"],
         param=float(codec.get("param", 0)),
     )
-    for number, t in enumerate(tensors, first):
-        if t.compress:
-            session._native_call(f"tensor {t.name!r}", session._library.rw_compress, number, ctypes.byref(native))
 
 
 def residual(session: "Session", tensor: int) -> Any:

@@ -186,12 +186,14 @@ class Watch:
         control: Control,
         patience: float,
         failed: Callable[[Error], None],
+        codecs: Callable[[Dict[str, Any]], None],
     ):
         """Opens the stream. After patience seconds without a frame the aggregator counts as lost.
 
+        codecs is called with those that the aggregator announces, in that thread, too.
         failed is called once with what ended the stream, in a thread of the watch's own.
         """
-        self._failed, self._patience = failed, patience
+        self._failed, self._patience, self._codecs = failed, patience, codecs
         self._address = control.address
         self._closing = False
         self._connection = control.connect()
@@ -258,6 +260,8 @@ class Watch:
             message = _parse(response.read(length)) or {}
             if flags & _END_OF_STREAM:
                 return failure_of("Watch", message.get("error"), "the stream ended")
+            if "codecs" in message and not self._closing:
+                self._codecs(message["codecs"])
             if "failure" in message:
                 rank = message["failure"].get("rank", 0)
                 return JobFailedError(f"the job failed: {message['failure'].get('text', '')}", None if rank < 0 else rank)

@@ -165,6 +165,7 @@ _PROTOTYPES = {
     "rw_connect": (c_int, [_session, POINTER(Endpoint), c_uint32, POINTER(Connect)]),
     "rw_add": (c_int, [_session, POINTER(Tensor), c_uint32, POINTER(c_uint32), c_uint64]),
     "rw_compress": (c_int, [_session, c_uint32, POINTER(Codec)]),
+    "rw_compress_from": (c_int, [_session, c_uint32, POINTER(Codec), c_uint32]),
     "rw_flush": (c_int, [_session]),
     "rw_residual": (c_int, [_session, c_uint32, c_void_p, c_int]),
     "rw_submit": (c_int, [_session, POINTER(Op), c_uint32, POINTER(c_uint64)]),

@@ -31,14 +31,13 @@ def count(moved: Mapping[str, int]) -> None:
         ended.update(moved)
 
 
-def weakly(method: Callable[[Error], None]) -> Callable[[Error], None]:
+def weakly(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns a function that calls a method as long as its object lives: a watch must not keep its session alive."""
     weak = weakref.WeakMethod(method)
 
-    def call(error: Error) -> None:
+    def call(argument: Any) -> Any:
         bound = weak()
-        if bound is not None:
-            bound(error)
+        return None if bound is None else bound(argument)
 
     return call
 

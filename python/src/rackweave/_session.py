@@ -69,7 +69,7 @@ class Session:
         self._elems: List[int] = []
         self._keep: Dict[int, Tuple[int, Any]] = {}  # by tensor: its last operation, and what keeps that one's memory
         self._pid = os.getpid()
-        self._aggregators = Aggregators(settings, _open.weakly(self._ended))
+        self._aggregators = Aggregators(settings, _open.weakly(self._ended), _open.weakly(self._change))
         self.explain: Callable[[str], str] = str  # makes of a failure's text what its user understands
         self._failed = threading.Event()
         self._failure: Optional[Error] = None
@@ -521,6 +521,9 @@ class Session:
         raise error
 
     # Ending.
+
+    def _change(self, codecs: Dict[str, Any]) -> bool:
+        return _codecs.change(self, codecs)
 
     def _ended(self, error: Error) -> None:
         """Takes note that the job has ended at an aggregator. Others that it is spread over learn it from here."""
