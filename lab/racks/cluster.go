@@ -1,6 +1,7 @@
 package racks
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -62,10 +63,10 @@ type Cluster struct {
 // RackName is a rack's name in the cluster's file.
 func RackName(rack int) string { return fmt.Sprintf("rack%d", rack) }
 
-// file is the cluster's file.
-func (c *Config) file(shape, secret string) string {
+// file is the cluster's file. core is the type of sums between racks, or their codecs.
+func (c *Config) file(shape, core, secret string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "shape: %s\nsecret: %s\nracks:\n", shape, secret)
+	fmt.Fprintf(&b, "shape: %s\ncore: %s\nsecret: %s\nracks:\n", shape, core, secret)
 	for rack := range c.Racks {
 		pod := ""
 		if c.Pods > 0 {
@@ -78,7 +79,7 @@ func (c *Config) file(shape, secret string) string {
 
 // Serve starts an aggregator in each rack, that reduce among themselves in a shape.
 func (l *Lab) Serve(ctx context.Context, shape string) (*Cluster, error) {
-	file := l.file(shape, rand.Text())
+	file := l.file(shape, cmp.Or(l.Between, "f32"), rand.Text())
 	w := window
 	if shape == hierarchy.Flat.String() {
 		w = max(window/l.Racks, 1) // workers have one at each rack's aggregator

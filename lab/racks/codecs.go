@@ -8,6 +8,7 @@ import (
 
 	"github.com/rackweave/rackweave/bench/models"
 	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/hierarchy"
 )
 
 // Codecs are exchanges of one model with several codecs on the same links, by turns.
@@ -29,15 +30,26 @@ type CodecExchange struct {
 	Faster  float64 `json:"faster"`
 }
 
-// ByCodecs measures a model's exchange in one rack with each of the codecs, in so many rounds.
+// ByCodecs measures a model's exchange with each of the codecs, in so many rounds: between workers and aggregator in one rack, or
+// between the aggregators of several.
 func (l *Lab) ByCodecs(ctx context.Context, m models.Model, codecs []string, rounds int, progress func(string)) (*Codecs, error) {
 	c := &Codecs{Machine: report.ThisMachine(), Fabric: l.Config, Model: m.Name, Bytes: bytesOf(m)}
 	c.Rows = make([]CodecExchange, len(codecs))
 	for round := range rounds {
 		for i, name := range codecs {
 			of, row := *l, &c.Rows[i]
-			of.Compress, row.Codecs = name, name
-			got, err := of.One(ctx, m, false)
+			row.Codecs = name
+			var got Measured
+			var err error
+			if l.Racks > 1 {
+				if of.Between = name; name == "none" {
+					of.Between = ""
+				}
+				got, err = of.Across(ctx, m, hierarchy.Sharded)
+			} else {
+				of.Compress = name
+				got, err = of.One(ctx, m, false)
+			}
 			if err != nil {
 				return nil, fmt.Errorf("codecs %s: %w", name, err)
 			}

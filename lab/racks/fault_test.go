@@ -222,11 +222,11 @@ func TestAggregatorsThatDoNotAgreeAreRefusedByName(t *testing.T) {
 		want []string
 	}{
 		"without the cluster's secret": {
-			func(rack int) string { return l.file("sharded", secret[rack:]) },
+			func(rack int) string { return l.file("sharded", "f32", secret[rack:]) },
 			[]string{`rack "rack1" at ` + l.URL(1), "has not this cluster's secret"},
 		},
 		"with another shape": {
-			func(rack int) string { return l.file([]string{"sharded", "root"}[rack], secret) },
+			func(rack int) string { return l.file([]string{"sharded", "root"}[rack], "f32", secret) },
 			[]string{`rack "rack1" has shape root`, `rack "rack0"`},
 		},
 	} {

@@ -30,6 +30,8 @@ type Lab struct {
 	Verify  bool
 	// Compress names the codecs of gradients and answers. If empty, nothing is compressed.
 	Compress string
+	// Between names the codecs of sums and results between racks. If empty, they travel as they are.
+	Between string
 }
 
 // Measured holds the time of a step of an exchange, and what the links carried meanwhile.

@@ -12,7 +12,7 @@ import (
 )
 
 func compressCommand(p *program) *cobra.Command {
-	c := racks.Config{Racks: 1, Core: 1}
+	var c racks.Config
 	l := racks.Lab{Warmup: 2}
 	var rate, model string
 	var divisor uint64
@@ -22,10 +22,11 @@ func compressCommand(p *program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compress",
 		Short: "Measure exchanges with codecs by turns, on emulated links that bind",
-		Long: `Measure exchanges with codecs by turns, on emulated links in one rack, and how much faster each is than the first. A codec
+		Long: `Measure exchanges with codecs by turns, on emulated links in one rack or between several, and how much faster each is than the first. A codec
 is as much faster as its bytes are fewer only where links bind: at "cores busy" near 100% the machine does. Run it as root.`,
 		Example: `  racks compress
-  racks compress --rate 1Gb/s --workers 1 --codecs none,int8,int4,sign/int8`,
+  racks compress --rate 1Gb/s --workers 1 --codecs none,int8,int4,sign/int8
+  racks compress --racks 2 --core 8 --codecs none,int4`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			ctx := cmd.Context()
@@ -67,7 +68,9 @@ is as much faster as its bytes are fewer only where links bind: at "cores busy" 
 	}
 	f := cmd.Flags()
 	f.StringVar(&c.Name, "name", fabricName, "prefix of the network namespaces")
-	f.IntVar(&c.Workers, "workers", 2, "workers")
+	f.IntVar(&c.Racks, "racks", 1, "racks; with several, codecs are those between them")
+	f.Float64Var(&c.Core, "core", 1, "oversubscription of a rack's uplink: its workers' links over the uplink")
+	f.IntVar(&c.Workers, "workers", 2, "workers of each rack")
 	f.StringVar(&rate, "rate", "200Mb/s", "rate of a worker's link, each direction")
 	f.StringVar(&model, "model", "resnet50", "model to exchange")
 	f.Uint64Var(&divisor, "divisor", 4, "by which the model is scaled down, as links are slow")
