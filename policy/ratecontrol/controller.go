@@ -196,9 +196,9 @@ func (n *Controller) Current() Decision { return n.current }
 func (n *Controller) Bandwidth(rank int) float64 { return n.links[rank].bandwidth() }
 
 // Hold makes a candidate, or none, the codec of all groups, from the step on for which all ranks accept it, and keeps it. If the
-// name is empty, the controller chooses again.
+// name is [Auto], the controller chooses again.
 func (n *Controller) Hold(name string) error {
-	if n.held = nil; name == "" {
+	if n.held = nil; name == Auto {
 		return nil
 	}
 	var names []string

@@ -27,21 +27,14 @@ const (
 // codecControl changes the codecs of a job's gradients while the job runs. Each rack decides for its own workers. Tensors that are
 // registered after the first gradient keep their codec.
 type codecControl struct {
-	job     *Job
-	specs   []codec.Spec // by number in decisions
-	answers chan codecAnswer
-	gone    []bool // by rank
+	job *Job
 
-	mu        sync.Mutex
+	mu        sync.Mutex              // locked by look and describe, and by callers of the other methods
+	specs     []codec.Spec            // by number in decisions
 	steps     []uint64                // by rank: begun
 	control   *ratecontrol.Controller // if nil, no gradient has come
 	pending   string
 	decisions []string
-}
-
-type codecAnswer struct {
-	rank    int
-	version uint32
 }
 
 // startCodecs starts the control of the codecs of a job that has asked for it. If the job is spread over several aggregators, the
@@ -50,10 +43,8 @@ func startCodecs(j *Job) {
 	if j.Spec.Compress.Auto == "" || j.Spec.Part > 0 {
 		return
 	}
-	n := len(j.Members)
-	c := &codecControl{job: j, answers: make(chan codecAnswer, 4*n), gone: make([]bool, n), steps: make([]uint64, n)}
-	j.codecs = c
-	j.Table.Running.Go(c.run)
+	j.codecs = &codecControl{job: j, steps: make([]uint64, len(j.Members))}
+	j.Table.Running.Go(j.codecs.run)
 }
 
 // run ends with the job, and when its lanes do not answer.
@@ -61,18 +52,14 @@ func (c *codecControl) run() {
 	tick := time.NewTicker(gaugeEvery)
 	defer tick.Stop()
 	for {
-		var err error
 		select {
 		case <-c.job.Failed:
 			return
 		case <-c.job.Ended:
 			return
-		case a := <-c.answers:
-			c.on(ratecontrol.Event{Kind: ratecontrol.Accept, Rank: a.rank, Version: a.version})
 		case <-tick.C:
-			err = c.look()
 		}
-		if err != nil {
+		if err := c.look(); err != nil {
 			c.job.Table.Log.Warn("codecs stay from now on", "job", c.job.Name, "err", err)
 			return
 		}
@@ -134,14 +121,12 @@ func (c *codecControl) begin() error {
 		cfg.Groups = append(cfg.Groups, ratecontrol.Group{Name: tensor.Name, Elems: int(tensor.Elems), Chunk: c.job.Spec.ChunkBytes / 4})
 	}
 	c.job.Model.RUnlock()
-	control, err := ratecontrol.New(cfg)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.control, c.specs = control, specs
+	c.specs = specs
+	c.control, err = ratecontrol.New(cfg)
 	return err
 }
 
-// look reads the lanes' measurements.
+// look gives the controller the lanes' measurements.
 func (c *codecControl) look() error {
 	release, err := c.job.Hold()
 	if err != nil {
@@ -157,6 +142,8 @@ func (c *codecControl) look() error {
 	if err != nil {
 		return err
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.part()
 	for rank := range gauges {
 		if err := c.take(rank, &gauges[rank]); err != nil {
@@ -169,8 +156,7 @@ func (c *codecControl) look() error {
 // part tells the controller of workers that have left or are lost, whose answers it must not await.
 func (c *codecControl) part() {
 	for rank, m := range c.job.Members {
-		if c.control != nil && !c.gone[rank] && m.gone() {
-			c.gone[rank] = true
+		if c.control != nil && m.gone() {
 			c.on(ratecontrol.Event{Kind: ratecontrol.Leave, Rank: rank})
 		}
 	}
@@ -202,41 +188,33 @@ func (c *codecControl) take(rank int, g *aggregate.WorkerGauge) error {
 	}
 	c.on(ratecontrol.Event{Kind: ratecontrol.Measured, Rank: rank, Samples: samples})
 	c.on(ratecontrol.Event{Kind: ratecontrol.Begin, Rank: rank, Step: g.Steps - 1, Elapsed: time.Duration(g.Computed)})
-	c.mu.Lock()
-	c.steps[rank] = g.Steps // and the controller knows
-	c.mu.Unlock()
+	c.steps[rank] = g.Steps
 	return nil
 }
 
 // on gives the controller an event, and does what follows.
 func (c *codecControl) on(e ratecontrol.Event) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.control == nil {
 		return
 	}
-	for _, a := range c.control.On(e, nil) {
-		c.act(a)
-	}
-}
-
-// act does what the controller has decided. The caller holds c.mu.
-func (c *codecControl) act(a ratecontrol.Act) {
 	log := c.job.Table.Log.With("job", c.job.Name)
-	switch a.Kind {
-	case ratecontrol.Propose:
-		c.pending = c.control.Line(a.Decision)
-		log.Debug("codecs are proposed", "decision", c.pending)
-		c.announce(a.Decision.Version, uint32(a.Decision.Step), a.Decision.Codecs)
-	case ratecontrol.Confirm:
-		c.decisions = append(c.decisions, c.pending)
-		c.decisions = slices.Clone(c.decisions[max(0, len(c.decisions)-decisionsKept):])
-		log.Info("codecs change", "decision", c.pending, "bytes", a.Decision.Bytes, "budget", a.Decision.Budget)
-		c.pending = ""
-	case ratecontrol.Withdraw:
-		log.Debug("codecs do not change: not all workers have accepted", "decision", c.pending)
-		c.pending = ""
-		c.announce(0, 0, c.control.Current().Codecs)
+	for _, a := range c.control.On(e, nil) {
+		d, line := a.Decision, c.control.Line(a.Decision)
+		switch a.Kind {
+		case ratecontrol.Propose:
+			c.pending = line
+			log.Debug("codecs are proposed", "decision", line)
+			c.announce(d.Version, uint32(d.Step), d.Codecs)
+		case ratecontrol.Confirm:
+			c.pending = ""
+			c.decisions = append(c.decisions, line)
+			c.decisions = slices.Clone(c.decisions[max(0, len(c.decisions)-decisionsKept):])
+			log.Info("codecs change", "decision", line, "bytes", d.Bytes, "budget", d.Budget)
+		case ratecontrol.Withdraw:
+			c.pending = ""
+			log.Debug("codecs do not change: not all workers have accepted", "decision", line)
+			c.announce(0, 0, c.control.Current().Codecs)
+		}
 	}
 }
 
@@ -261,14 +239,12 @@ func (j *Job) SetCodec(name string) (was string, err error) {
 	if c == nil {
 		return "", fmt.Errorf("its codecs are %v, and stay: begin it with auto, or auto:codecs=int8+int4, and set them", j.Spec.Compress)
 	}
-	if name != "auto" {
+	if name != ratecontrol.Auto {
 		spec, err := codec.Parse(name)
 		if err != nil {
 			return "", err
 		}
 		name = spec.String()
-	} else {
-		name = ""
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -294,16 +270,11 @@ func (c *codecControl) describe(out *api.JobStatus) {
 }
 
 // AcceptCodecs takes a worker's answer to codecs that Watch announced. What is refused is withdrawn when its step comes.
-func (m *Member) AcceptCodecs(ctx context.Context, r *api.AcceptCodecsRequest) (*api.AcceptCodecsResponse, error) {
-	c := m.Job.codecs
-	if c == nil || !r.Accepted {
-		return &api.AcceptCodecsResponse{}, nil
-	}
-	select {
-	case c.answers <- codecAnswer{m.Rank, r.Version}:
-	case <-m.Out:
-	case <-ctx.Done():
-		return nil, fmt.Errorf("codecs %d: %w", r.Version, ctx.Err())
+func (m *Member) AcceptCodecs(_ context.Context, r *api.AcceptCodecsRequest) (*api.AcceptCodecsResponse, error) {
+	if c := m.Job.codecs; c != nil && r.Accepted {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.on(ratecontrol.Event{Kind: ratecontrol.Accept, Rank: m.Rank, Version: r.Version})
 	}
 	return &api.AcceptCodecsResponse{}, nil
 }

@@ -44,7 +44,7 @@ func newPlayed(t *testing.T, compress string, workers int) *played {
 	for rank := range workers {
 		j.Members = append(j.Members, &Member{Job: j, Rank: rank, Out: make(chan struct{}), codecs: make(chan *api.Codecs, codecsQueued)})
 	}
-	j.codecs = &codecControl{job: j, gone: make([]bool, workers), steps: make([]uint64, workers)}
+	j.codecs = &codecControl{job: j, steps: make([]uint64, workers)}
 	return &played{codecControl: j.codecs, t: t, bytes: 1e6}
 }
 
