@@ -183,7 +183,7 @@ func TestWorkersThatPullNowAndThenHaveTheSameParameters(t *testing.T) {
 		Job: aggregate.JobConfig{Name: "job", Mode: aggregate.Eager, Rule: optim.SGDTorch, Hyper: h, ChunkBytes: 4096, Compress: p}})
 	ref := racktest.NewReference(aggregate.Eager, optim.SGDTorch, h, chunk.F32, [][]float32{make([]float32, 3000)})
 	ref.Compress(codec.Pair{Up: p.Up}, 3, 4096)
-	answers, apart := codec.NewStream(p.Down, 3000, 1024, codec.Key{Rank: codec.AnswerRank}), false
+	answers, apart := codec.NewStream(p.Down, 3000, 1024, codec.Key{Rank: codec.AnswerRank}), true
 	rng := rand.New(rand.NewPCG(1, 2))
 	for step := range uint64(40) {
 		var grads [][]float32
@@ -227,7 +227,7 @@ func TestWorkersThatPullNowAndThenHaveTheSameParameters(t *testing.T) {
 	}
 }
 
-// The reference stays where the parameters are replaced, so the next change carries the difference.
+// Workers whose parameters are not those that were restored get them as they are.
 func TestAnswersAfterARestoreLeadToTheRestoredParameters(t *testing.T) {
 	h, p := optim.SGDTorch.Defaults(), pair(t, "none/int8", true)
 	r, network := simRack(t, 5, "", 2, racktest.Config{Lanes: 2, Window: 4, Tensors: tensorsOf(chunk.F32, 3000),
@@ -267,7 +267,7 @@ func TestAnswersAfterARestoreLeadToTheRestoredParameters(t *testing.T) {
 	if err := errors.Join(s.Write(t.Context(), pieces), s.SetUpdates(t.Context(), []uint32{1})); err != nil {
 		t.Fatal(err)
 	}
-	copy(ref.W[0], saved)
+	ref.Replace(0, saved)
 	step(2)
 	step(3)
 }

@@ -12,6 +12,7 @@ type codecs struct {
 	workers, chunk int
 	gradients      [][]*codec.Stream // by tensor and worker
 	answers        []*codec.Stream   // by tensor
+	apart          []bool            // by tensor: the next answer to parameters is raw, because the workers have other ones
 	rates          []float32         // by tensor: the learning rate times the scale of its last gradient
 }
 
@@ -25,7 +26,7 @@ func (k *codecs) reach(w [][]float32, t int) {
 		}
 		k.gradients = append(k.gradients, of)
 		k.answers = append(k.answers, codec.NewStream(k.Down, n, k.chunk, codec.Key{Tensor: uint32(i), Rank: codec.AnswerRank}))
-		k.rates = append(k.rates, 0)
+		k.rates, k.apart = append(k.rates, 0), append(k.apart, true)
 	}
 }
 

@@ -60,6 +60,16 @@ func (r *Reference) Broadcast(t int, w []float32) {
 	if k := r.codecs; k != nil && r.Mode != aggregate.Aggregate {
 		k.reach(r.W, t)
 		copy(k.answers[t].Kept, w)
+		k.apart[t] = false
+	}
+}
+
+// Replace makes values a tensor's parameters, as a restore does.
+func (r *Reference) Replace(t int, w []float32) {
+	copy(r.W[t], w)
+	if k := r.codecs; k != nil {
+		k.reach(r.W, t)
+		k.apart[t] = true
 	}
 }
 
@@ -122,6 +132,11 @@ func (r *Reference) answered(t int, x []float32) []float32 {
 		return k.answers[t].Gradient(x, 1)
 	}
 	k.reach(r.W, t)
+	if k.apart[t] {
+		k.apart[t] = false
+		copy(k.answers[t].Kept, x)
+		return x
+	}
 	return k.answers[t].Parameters(x)
 }
 
