@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -15,20 +16,20 @@ type Config struct {
 	Groups  []Group
 	Start   uint8 // all groups' codec until the first decision
 	Ranks   int
-	Message time.Duration // of a chunk's handling on one lane, however short it is
-	Lanes   int           // if 0, 1
+	Message float64 // seconds that a chunk costs beside its bytes
 }
 
 // EventKind is the kind of an event.
 type EventKind uint8
 
 const (
-	// Begin announces that Rank begins Step, and for how long it computed in the step before: from its first push until it needed the
-	// last answer, had answers taken no time (Elapsed; 0 if unknown).
+	// Begin announces that Rank begins Step, and for how long it computed in the step before, without waiting for answers, or the
+	// budget would grow with the bytes (Elapsed; 0 if unknown).
 	Begin EventKind = iota
-	// Acked reports Bytes of Chunks that Rank's connections acknowledged within Elapsed, and their round trip (RTT; 0 if unknown).
+	// Acked reports Bytes of Chunks, with headers, that Rank's connections delivered within Elapsed, every few chunks, and their round
+	// trip (RTT; 0 if unknown).
 	Acked
-	// Measured reports Samples from the headers of Rank's chunks of a step, at most one per group.
+	// Measured reports Samples from the headers of Rank's chunks of a step, at most one per group. Raw chunks have none.
 	Measured
 	// Probed reports Samples of chunks that were encoded with each candidate, and for [Raw] their energy.
 	Probed
@@ -67,7 +68,19 @@ const (
 	Probe
 )
 
-// Act is a decision about a decision, or a question.
+// Decision is a choice of codecs for all groups, from a step on.
+type Decision struct {
+	Version uint32 // 1, 2, …
+	Step    uint64 // the first step that uses it
+	Codecs  []uint8
+	Bytes   int64 // of a step, headers included, unless values are not finite
+	Budget  int64
+	// Distortion is the share of the groups' worth that the codecs are expected to lose. No choice that was allowed loses a smaller
+	// share than Bound.
+	Distortion, Bound float64
+}
+
+// Act is a request to the caller.
 type Act struct {
 	Kind     ActKind
 	Decision Decision
@@ -89,23 +102,21 @@ const (
 // Controller chooses the codecs of a job.
 type Controller struct {
 	config Config
-	law    law
 	table  table
 	links  []link
 	seen   uint64 // the largest step that a rank has begun
 	begun  bool
 
-	current   Decision // confirmed
-	pending   Decision
-	accepted  []bool // by rank; nil unless a decision is pending
-	version   uint32
-	lead      uint64 // steps from a proposal to its effect; doubled when ranks do not accept in time
-	due       uint64 // the step of the next solution
-	probed    uint64 // the number of probes
-	calm      calm
-	held      []uint8    // that [Controller.Hold] named
-	script    []Decision // of a replay
-	replaying bool
+	current  Decision // confirmed
+	pending  Decision
+	accepted []bool // by rank; nil unless a decision is pending
+	version  uint32
+	lead     uint64 // steps from a proposal to its effect; doubled when ranks do not accept in time
+	due      uint64 // the step of the next solution
+	probed   uint64 // the number of probes
+	calm     calm
+	held     []uint8    // that [Controller.Hold] named
+	script   []Decision // of a replay, else nil
 
 	knapsack knapsack
 	worth    []float64
@@ -142,14 +153,11 @@ func (c *calm) budget() float64 {
 
 // New returns the controller of a job. The spec must come from [Parse].
 func New(c Config) (*Controller, error) {
-	if c.Ranks < 1 || c.Message < 0 || c.Lanes < 0 || int(c.Start) > len(c.Codecs) {
-		return nil, fmt.Errorf("%d ranks, %v a message, %d lanes, codec %d of %d: use 1 rank or more, no negative number, and a candidate",
-			c.Ranks, c.Message, c.Lanes, c.Start, len(c.Codecs))
+	if c.Ranks < 1 || c.Message < 0 || int(c.Start) > len(c.Codecs) {
+		return nil, fmt.Errorf("%d ranks, %v seconds a message, codec %d of %d: use 1 rank or more, no negative number, and a candidate",
+			c.Ranks, c.Message, c.Start, len(c.Codecs))
 	}
-	n := &Controller{config: c, law: greedy{}, links: make([]link, c.Ranks), lead: soonest}
-	if s := c.Spec; s.Law == aceLaw {
-		n.law = ace{alpha: s.Alpha, beta: s.Beta, least: s.Least, most: s.Most}
-	}
+	n := &Controller{config: c, links: make([]link, c.Ranks), lead: soonest}
 	if err := n.table.init(c.Groups, c.Codecs, c.Ranks); err != nil {
 		return nil, err
 	}
@@ -170,7 +178,7 @@ func Replay(c Config, log []string) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.replaying = true
+	n.script = make([]Decision, 0, len(log))
 	for _, line := range log {
 		d, err := parse(line, n.table.codecs, len(c.Groups))
 		if err != nil {
@@ -184,6 +192,49 @@ func Replay(c Config, log []string) (*Controller, error) {
 		n.script = append(n.script, d)
 	}
 	return n, nil
+}
+
+// text returns the line of a decision in a log, such as "3 from step 152: int4*12 int8 none*3".
+func (d *Decision) text(codecs []Codec) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d from step %d:", d.Version, d.Step)
+	for g := 0; g < len(d.Codecs); {
+		n := 1
+		for g+n < len(d.Codecs) && d.Codecs[g+n] == d.Codecs[g] {
+			n++
+		}
+		fmt.Fprintf(&b, " %s", codecs[d.Codecs[g]].Name)
+		if n > 1 {
+			fmt.Fprintf(&b, "*%d", n)
+		}
+		g += n
+	}
+	return b.String()
+}
+
+// parse reads the line of a decision about so many groups.
+func parse(line string, codecs []Codec, groups int) (d Decision, err error) {
+	head, list, _ := strings.Cut(line, ":")
+	if n, err := fmt.Sscanf(head, "%d from step %d", &d.Version, &d.Step); n != 2 || err != nil {
+		return Decision{}, fmt.Errorf("decision %q: write VERSION from step STEP: CODEC*GROUPS …", line)
+	}
+	for field := range strings.FieldsSeq(list) {
+		name, times, repeated := strings.Cut(field, "*")
+		n := 1
+		if repeated {
+			n, err = strconv.Atoi(times)
+		}
+		c := slices.IndexFunc(codecs, func(c Codec) bool { return c.Name == name })
+		if err != nil || n < 1 || n > groups || c < 0 {
+			return Decision{}, fmt.Errorf("decision %d: %q: use a candidate's name, or name*number for several groups", d.Version, field)
+		}
+		d.Codecs = append(d.Codecs, slices.Repeat([]uint8{uint8(c)}, n)...)
+	}
+	if len(d.Codecs) != groups {
+		return Decision{}, fmt.Errorf("decision %d is about %d groups, but the job has %d: replay it with the job that wrote it", d.Version,
+			len(d.Codecs), groups)
+	}
+	return d, nil
 }
 
 // Line returns a decision's line in the log.
@@ -226,7 +277,7 @@ func (n *Controller) On(e Event, to []Act) []Act {
 		}
 	case Acked:
 		average(&l.rtt, e.RTT)
-		l.acked(float64(e.Bytes), e.Elapsed.Seconds(), e.Chunks, e.Limited, n.perChunk())
+		l.acked(float64(e.Bytes), e.Elapsed.Seconds(), e.Chunks, e.Limited, n.config.Message)
 	case Measured:
 		n.table.measured(e.Rank, e.Samples, n.links)
 	case Probed:
@@ -248,18 +299,13 @@ func (n *Controller) On(e Event, to []Act) []Act {
 	return to
 }
 
-// perChunk returns the seconds that a chunk costs beside its bytes.
-func (n *Controller) perChunk() float64 {
-	return n.config.Message.Seconds() / float64(max(n.config.Lanes, 1))
-}
-
 // step follows a step that begins.
 func (n *Controller) step(to []Act) []Act {
 	// A rank that has not accepted when another begins the last step before could be surprised.
 	if n.accepted != nil && n.seen+1 >= n.pending.Step {
 		to = n.withdraw(to)
 	}
-	if n.replaying {
+	if n.script != nil {
 		if n.accepted == nil && len(n.script) > 0 && n.script[0].Step <= n.seen+latest {
 			to, n.script = n.propose(n.script[0], to), n.script[1:]
 		}
@@ -294,10 +340,6 @@ func (n *Controller) budget() (float64, bool) {
 	if b.Share > 0 {
 		return math.Round(b.Share * raw), true
 	}
-	law := n.law
-	if b != (Budget{}) {
-		law = greedy{}
-	}
 	least := math.Inf(1)
 	for r := range n.links {
 		l := &n.links[r]
@@ -311,10 +353,10 @@ func (n *Controller) budget() (float64, bool) {
 		if !l.live || bandwidth == 0 {
 			continue
 		}
-		if seconds -= l.rtt + float64(float64(n.table.chunks)*n.perChunk()); l.overlap == 0 && b.Time == 0 {
+		if seconds -= l.rtt + float64(float64(n.table.chunks)*n.config.Message); l.overlap == 0 && b.Time == 0 {
 			seconds = math.NaN()
 		}
-		if bytes := law.budget(&n.table, bandwidth, seconds); bytes < least {
+		if bytes := n.config.Spec.limit(&n.table, bandwidth, seconds); bytes < least {
 			least = bytes
 		}
 	}
@@ -331,14 +373,14 @@ func (n *Controller) lost(codecs []uint8) (sum float64) {
 
 // solve proposes other codecs if the bytes exceed the budget, or if a window is over in which all budgets allowed better ones.
 func (n *Controller) solve(budget float64, to []Act) []Act {
-	n.law.worth(&n.table, n.worth)
+	n.config.Spec.worth(&n.table, n.worth)
 	now := n.current.Codecs
 	most := budget
 	if n.config.Spec.Budget.Share == 0 && n.current.Version > 0 {
 		most *= over
 	}
 	if float64(n.table.length(now)) > most {
-		if d := n.choose(budget, down); !slices.Equal(d.Codecs, now) {
+		if d := n.choose(budget, false); !slices.Equal(d.Codecs, now) {
 			to = n.propose(d, to)
 		}
 		return to
@@ -348,23 +390,16 @@ func (n *Controller) solve(budget float64, to []Act) []Act {
 	}
 	least := n.calm.least
 	n.calm.since, n.calm.least = n.seen, budget
-	d := n.choose(least, near)
+	d := n.choose(least, true)
 	if float64(d.Bytes) <= least && n.lost(d.Codecs) < better*n.lost(now) {
 		to = n.propose(d, to)
 	}
 	return to
 }
 
-// reach limits how far a group may move.
-type reach uint8
-
-const (
-	down reach = iota // to any codec with fewer bytes
-	near              // one rung of its hull, up or down
-)
-
-// choose solves the knapsack within a reach of the present codecs.
-func (n *Controller) choose(budget float64, r reach) Decision {
+// choose solves the knapsack. Groups may move to a codec near the present one, a rung of their hulls up or down, or else to any
+// with fewer bytes.
+func (n *Controller) choose(budget float64, near bool) Decision {
 	t, k := &n.table, &n.knapsack
 	k.reset()
 	total, all := 0.0, budget >= float64(t.raw)
@@ -372,7 +407,7 @@ func (n *Controller) choose(budget float64, r reach) Decision {
 		total += n.worth[g]
 		points := append(n.options[:0], n.point(g, n.current.Codecs[g]))
 		if !t.fixed[g] {
-			points = n.reachable(points, g, r)
+			points = n.reachable(points, g, near)
 		}
 		if all {
 			points[0] = slices.MaxFunc(points, func(a, b point) int { return int(a.bytes - b.bytes) })
@@ -382,11 +417,11 @@ func (n *Controller) choose(budget float64, r reach) Decision {
 		n.options = points
 	}
 	d := Decision{Codecs: make([]uint8, len(t.groups)), Budget: int64(budget)}
-	bytes, _, bound := k.solve(d.Budget)
+	var bound float64
+	d.Bytes, _, bound = k.solve(d.Budget)
 	for g := range d.Codecs {
 		d.Codecs[g] = k.codec(g)
 	}
-	d.Bytes = bytes
 	if total > 0 {
 		d.Distortion, d.Bound = n.lost(d.Codecs)/total, (total-bound)/total
 	}
@@ -399,7 +434,7 @@ func (n *Controller) point(g int, c uint8) point {
 }
 
 // reachable appends the codecs that a group may move to, to the one that it has.
-func (n *Controller) reachable(points []point, g int, r reach) []point {
+func (n *Controller) reachable(points []point, g int, near bool) []point {
 	now := points[0]
 	for c := range n.table.codecs {
 		points = append(points, n.point(g, uint8(c)))
@@ -413,7 +448,7 @@ func (n *Controller) reachable(points []point, g int, r reach) []point {
 	switch {
 	case h[0].bytes > now.bytes:
 		high = 0
-	case r == near:
+	case near:
 		low, high = max(rung-1, 0), min(rung+2, len(h))
 	}
 	return append(points[:1], h[low:high]...)
@@ -421,7 +456,7 @@ func (n *Controller) reachable(points []point, g int, r reach) []point {
 
 // propose asks all ranks about a decision.
 func (n *Controller) propose(d Decision, to []Act) []Act {
-	if !n.replaying {
+	if n.script == nil {
 		d.Version, d.Step = n.version+1, n.seen+n.lead
 	}
 	n.version = d.Version

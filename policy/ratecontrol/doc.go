@@ -3,36 +3,16 @@
 //
 // # A job's controller
 //
-// The aggregator has one per job. [Parse] reads its text, for which [Is] returns true. A [Group] is a tensor. The candidates are
-// the codecs that the optimizer can bear. One that costs and loses more than another is never chosen. A candidate's first
-// distortion is Lost over Energy of the header after one chunk of Gaussian values was encoded; headers and probes correct it.
+// The aggregator has one per job. [Parse] reads its text, for which [Is] returns true. The candidates are the codecs that the
+// optimizer can bear. One that costs and loses more than another is never chosen.
 //
-// These are the events, in any order and from any lane, one at a time:
+// Events come in any order and from any lane, one at a time. A decision is proposed to all ranks with its version and the step
+// from which it holds, which no rank has begun as far as is known. It is confirmed once all have accepted it, and goes into the
+// job's log, or withdrawn: a rank that hears of it too late goes back at its next step. Payloads tell their codecs, so that
+// sums are right in any case, but no replay repeats that step. A rank that joins begins with [Controller.Current], and accepts
+// a pending decision if there is one. The controller does not know of residuals: flush them as the change of members demands.
 //
-//	Begin     the first message of a step from a rank. Elapsed must not contain time spent waiting for answers, or the budget
-//	          would grow with the bytes.
-//	Acked     what a rank's connections delivered, every few chunks: bytes with headers, between two polls at which its queue
-//	          was not empty and its window not full; otherwise Limited
-//	Measured  per step and rank, the sums over each group's compressed chunks, in the order of chunks. Raw chunks have no
-//	          header, and do not count.
-//	Probed    the answer to Probe
-//	Accept    the answer to Propose
-//	Leave, Join
-//
-// and these the acts:
-//
-//	Propose   tell all ranks the version, the step and the codecs. A rank that has not begun the step accepts, and uses the codecs
-//	          from that step on, without another word.
-//	Confirm   append [Controller.Line] of the decision to the job's log
-//	Withdraw  tell the ranks to forget the version. No rank has begun its step, as far as is known. If one hears of it too late,
-//	          it goes back at its next step: payloads tell their codecs, so that sums are right in any case, but no replay repeats
-//	          that step.
-//	Probe     ask one rank to encode one chunk of each group, gradient and residual, with each candidate, and to drop the payloads
-//
-// A rank that joins begins with [Controller.Current], and accepts a pending decision if there is one. Flush residuals as the change
-// of members demands; the controller does not know of them.
-//
-// The clocks behind Acked decide, so that two runs differ. [Replay] makes the decisions of a log instead, at the same steps: same
+// The clocks behind [Acked] decide, so that two runs differ. [Replay] makes the decisions of a log instead, at the same steps: same
 // gradients, same decisions, same bits. If it withdraws one, because a rank did not accept in time, the run has become another.
 //
 // # Budget and choice
@@ -50,11 +30,9 @@
 //
 // Every 50 steps the bytes are compared with the budget since the last time: a deviation below the mean. If they are more than 1.1
 // of it, groups come down as far as they must. They rise by one rung, and only after 100 steps in each of which the budget allowed
-// it, if that loses at least 5 % less. When groups must fall after they rose, these windows double, up to 1600 steps.
-//
-// Measured on simulated links of 5 to 200 Mb/s that change every few seconds, against the best fixed codec in hindsight: a job
-// takes 1.00 to 1.07 of its time. With one rung at a time downwards too, and rises by the present budget, it took 1.2 to 1.6; with
-// the average of rates instead of times of a byte, up to 1.18.
+// it, if that loses at least 5 % less. When groups must fall after they rose, these windows double, up to 1600 steps. On simulated
+// links of 5 to 200 Mb/s that change every few seconds, a job takes 1.00 to 1.07 of the best fixed codec's time in hindsight;
+// with one rung at a time downwards too, and rises by the present budget, it took 1.2 to 1.6.
 //
 // # ACE-Sync
 //

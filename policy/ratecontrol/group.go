@@ -69,17 +69,14 @@ func (t *table) init(groups []Group, codecs []Codec, ranks int) error {
 	t.codecs = append([]Codec{{Name: RawName, Bytes: func(n int) int { return 4 * n }}}, codecs...)
 	names := make(map[string]bool)
 	for _, c := range t.codecs {
-		switch {
-		case c.Name == "" || names[c.Name]:
-			return fmt.Errorf("codec %q is named twice or not at all: give each candidate a name of its own, and not %s", c.Name, RawName)
-		case c.Bytes == nil || !(c.Distortion >= 0) || math.IsInf(c.Distortion, 1):
-			return fmt.Errorf("codec %s: distortion %v, lengths %t: give it both, as measured on Gaussian values", c.Name, c.Distortion,
-				c.Bytes != nil)
+		if c.Name == "" || names[c.Name] || c.Bytes == nil || !(c.Distortion >= 0) || math.IsInf(c.Distortion, 1) {
+			return fmt.Errorf("codec %q has distortion %v: name each candidate once, none %s, with lengths and a distortion", c.Name,
+				c.Distortion, RawName)
 		}
 		names[c.Name] = true
 	}
-	if len(t.codecs) < 2 || len(t.codecs) > 256 {
-		return fmt.Errorf("%d codecs to choose from: give 1 to 255", len(codecs))
+	if len(t.codecs) < 2 || len(t.codecs) > 256 || len(groups) == 0 {
+		return fmt.Errorf("%d codecs to choose from for %d groups: give 1 to 255, and a group per tensor", len(codecs), len(groups))
 	}
 	for _, g := range groups {
 		if g.Elems <= 0 || g.Chunk < 0 || !(g.Weight >= 0) || math.IsInf(g.Weight, 1) {
@@ -99,9 +96,6 @@ func (t *table) init(groups []Group, codecs []Codec, ranks int) error {
 		t.raw += int64(4 * g.Elems)
 		t.groups, t.fixed = append(t.groups, g), append(t.fixed, g.Raw || 4*g.Elems < smallest)
 		t.density = append(t.density, -1)
-	}
-	if len(groups) == 0 {
-		return fmt.Errorf("no groups: give one per tensor")
 	}
 	t.rms, t.variance, t.rows = make([]float64, len(groups)), make([]float64, len(groups)), make([]row, ranks)
 	for r := range t.rows {
@@ -205,16 +199,64 @@ func (t *table) lose(g int, c uint8, share, weight float64) {
 	*l = float64(weight*share) + float64((1-weight)**l)
 }
 
-// typical returns the mean square of an element of the groups that are known, which stands for the others.
-func (t *table) typical() float64 {
-	sum, n := 0.0, 0.0
+// margin is the share of the bandwidth that a budget uses.
+const margin = 0.9
+
+// worth writes each group's value, of which a codec keeps the share that it does not lose: by law greedy the energy of its
+// gradients, that of a typical element until it is known; by law ace the importance of its elements (equations 3 and 4).
+func (s *Spec) worth(t *table, to []float64) {
+	if s.Law == aceLaw {
+		rms, variance := scores(t.rms), scores(t.variance)
+		for g := range to {
+			attention := 1 / (1 + math.Exp(-(rms[g] + variance[g])))
+			importance := float64(s.Alpha*attention) + float64((1-s.Alpha)*t.groups[g].Weight)
+			to[g] = importance * float64(t.groups[g].Elems)
+		}
+		return
+	}
+	typical, sum, n := 1.0, 0.0, 0.0
 	for _, d := range t.density {
 		if d >= 0 {
 			sum, n = sum+d, n+1
+			typical = sum / n
 		}
 	}
-	if n == 0 {
-		return 1
+	for g, d := range t.density {
+		if d < 0 {
+			d = typical
+		}
+		to[g] = t.groups[g].Weight * d * float64(t.groups[g].Elems)
 	}
-	return sum / n
+}
+
+// limit returns a step's bytes for a bandwidth in bytes per second and the seconds in which bytes can travel, NaN until they are
+// known: what fits in them, or by law ace without a budget the raw bytes over equation 5's compression, by bandwidth alone.
+func (s *Spec) limit(t *table, bandwidth, seconds float64) float64 {
+	if s.Law == aceLaw && s.Budget == (Budget{}) {
+		return float64(t.raw) / (s.Least + float64((s.Most-s.Least)*math.Exp(-s.Beta*bandwidth*8e-6)))
+	}
+	return margin * bandwidth * max(seconds, 0)
+}
+
+// scores returns the logarithms of x with mean 0 and variance 1, and 0 for that of 0.
+func scores(x []float64) []float64 {
+	z, sum, squares, n := make([]float64, len(x)), 0.0, 0.0, 0.0
+	for i, v := range x {
+		if z[i] = math.Log(v); v > 0 {
+			sum, n = sum+z[i], n+1
+		}
+	}
+	mean := sum / max(n, 1)
+	for i, v := range x {
+		if d := z[i] - mean; v > 0 {
+			squares += float64(d * d)
+		}
+	}
+	deviation := math.Sqrt(squares / max(n, 1))
+	for i := range z {
+		if z[i] = (z[i] - mean) / deviation; math.IsNaN(z[i]) || math.IsInf(z[i], 0) {
+			z[i] = 0
+		}
+	}
+	return z
 }

@@ -105,7 +105,7 @@ func TestImportanceFollowsEquations3And4(t *testing.T) {
 	tab.groups[0].Weight = 3
 	importance := func(alpha float64) []float64 {
 		v := make([]float64, 3)
-		ace{alpha: alpha}.worth(tab, v)
+		(&Spec{Law: aceLaw, Alpha: alpha}).worth(tab, v)
 		for g := range v {
 			v[g] /= float64(tab.groups[g].Elems)
 		}
@@ -121,10 +121,10 @@ func TestImportanceFollowsEquations3And4(t *testing.T) {
 
 func TestCompressionFollowsEquation5(t *testing.T) {
 	tab, _ := newTable(t, 1, 1)
-	a := ace{beta: 0.02, least: 1, most: 32}
+	a := Spec{Law: aceLaw, Beta: 0.02, Least: 1, Most: 32}
 	last := 0.0
 	for _, mbit := range []float64{0, 5, 20, 50, 100, 200} {
-		b := a.budget(tab, mbit*1e6/8, math.NaN())
+		b := a.limit(tab, mbit*1e6/8, math.NaN())
 		if want := float64(tab.raw) / (1 + 31*math.Exp(-0.02*mbit)); math.Abs(b-want) > 1e-6*want || b <= last {
 			t.Errorf("%v Mb/s: %v, want %v", mbit, b, want)
 		}

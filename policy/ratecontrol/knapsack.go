@@ -73,18 +73,12 @@ func (k *knapsack) solve(budget int64) (bytes int64, value, bound float64) {
 		}
 	}
 	slices.SortFunc(k.rises, func(a, b rise) int {
-		switch {
-		case a.key != b.key:
+		if a.key != b.key {
 			return cmp.Compare(a.key, b.key)
-		case a.group != b.group:
-			return cmp.Compare(a.group, b.group)
 		}
-		return cmp.Compare(a.rung, b.rung)
+		return cmp.Or(cmp.Compare(a.group, b.group), cmp.Compare(a.rung, b.rung))
 	})
-	bound, divided := 0.0, bytes > budget
-	if divided {
-		bound = value
-	}
+	bound, divided := value, bytes > budget
 	for _, r := range k.rises {
 		if k.at[r.group] != r.rung-1 {
 			continue // a lower rung did not fit

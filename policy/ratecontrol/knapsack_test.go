@@ -208,8 +208,8 @@ func BenchmarkDecide(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				n.law.worth(&n.table, n.worth)
-				n.choose(float64(n.table.raw)/64, down)
+				spec.worth(&n.table, n.worth)
+				n.choose(float64(n.table.raw)/64, false)
 			}
 		})
 	}

@@ -15,8 +15,13 @@ import (
 // ErrSpec is wrapped by every error about a spec.
 var ErrSpec = errors.New("bad automatic compression")
 
-// Auto is the name of specs, before their parameters.
-const Auto = "auto"
+const (
+	// Auto is the name of specs, before their parameters.
+	Auto = "auto"
+
+	greedyLaw = "greedy"
+	aceLaw    = "ace"
+)
 
 // Spec holds what a controller chooses by. The zero value is not valid: use [Parse].
 type Spec struct {
@@ -108,18 +113,16 @@ func nearest(name string, among []string) string {
 
 // set gives the parameter of parameters[i] a value.
 func (s *Spec) set(i int, value string) (err error) {
-	p := &parameters[i]
-	switch {
+	switch p := &parameters[i]; {
 	case p.word != nil:
 		*p.word(s) = value
-	case p.number != nil:
-		v, err := strconv.ParseFloat(value, 64)
-		if err != nil || !(v >= p.low && v <= p.high) {
+	case p.number == nil:
+		s.Budget, err = parseBudget(value)
+	default:
+		v := p.number(s)
+		if *v, err = strconv.ParseFloat(value, 64); err != nil || !(*v >= p.low && *v <= p.high) {
 			return fmt.Errorf("%s is %q: use a number from %v to %v", p.name, value, p.low, p.high)
 		}
-		*p.number(s) = v
-	default:
-		s.Budget, err = parseBudget(value)
 	}
 	return err
 }

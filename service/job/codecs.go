@@ -114,7 +114,7 @@ func (c *codecControl) begin() error {
 	if err != nil {
 		return err
 	}
-	cfg.Ranks, cfg.Message, cfg.Lanes = len(c.job.Members), messageTime, len(c.job.Lanes)
+	cfg.Ranks, cfg.Message = len(c.job.Members), messageTime.Seconds()/float64(len(c.job.Lanes))
 	c.job.Model.RLock()
 	for t := range c.job.Model.Plan.NumTensors() {
 		tensor := c.job.Model.Plan.Tensor(t)

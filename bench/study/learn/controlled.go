@@ -72,18 +72,6 @@ func parseScheme(way string) (s scheme, err error) {
 	return s, nil
 }
 
-// candidates returns the codecs that a controller may choose.
-func (s *scheme) candidates() (all []codec.Spec, err error) {
-	for name := range strings.SplitSeq(s.control.Codecs, "+") {
-		c, err := codec.Parse(name)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, c)
-	}
-	return all, nil
-}
-
 // control is a controller with what it chooses from. Its groups are the payloads.
 type control struct {
 	*ratecontrol.Controller
@@ -104,16 +92,15 @@ func distortion(spec codec.Spec) float64 {
 }
 
 func newControl(s *scheme, r *codedRun) (*control, error) {
-	candidates, err := s.candidates()
-	if err != nil {
-		return nil, err
-	}
-	c := &control{codecs: append([]codec.Spec{{}}, candidates...)}
+	c := &control{codecs: []codec.Spec{{}}}
 	config := ratecontrol.Config{Spec: *s.control, Ranks: codedWorkers}
-	for _, candidate := range candidates {
-		config.Codecs = append(config.Codecs, ratecontrol.Codec{
-			Name: candidate.String(), Bytes: candidate.Bytes, Distortion: distortion(candidate),
-		})
+	for name := range strings.SplitSeq(s.control.Codecs, "+") {
+		spec, err := codec.Parse(name)
+		if err != nil {
+			return nil, err
+		}
+		c.codecs = append(c.codecs, spec)
+		config.Codecs = append(config.Codecs, ratecontrol.Codec{Name: spec.String(), Bytes: spec.Bytes, Distortion: distortion(spec)})
 	}
 	chance := rand.New(rand.NewPCG(r.seed, 9))
 	for first, end := range r.payloads() {
@@ -123,6 +110,7 @@ func newControl(s *scheme, r *codedRun) (*control, error) {
 		}
 		config.Groups = append(config.Groups, g)
 	}
+	var err error
 	if c.Controller, err = ratecontrol.New(config); err != nil {
 		return nil, err
 	}
