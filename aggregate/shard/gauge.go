@@ -9,18 +9,11 @@ import (
 
 // gauge measures, in a job whose codecs a controller chooses, one worker's gradients in one lane.
 type gauge struct {
-	tensors  []tensorGauge // by tensor of the lane; nil unless codecs are chosen
-	steps    uint64
-	computed int64
-	answered int64 // when the last answer was made
-	last     int64 // when the last gradient came
-	more     bool  // the worker could send another at once
-	flow     FlowGauge
-}
-
-type tensorGauge struct {
-	gradients uint64
-	TensorGauge
+	WorkerGauge          // of the lane's tensors, by their place in it; of none unless codecs are chosen
+	gradients   []uint64 // by tensor
+	answered    int64    // when the last answer was made
+	last        int64    // when the last gradient came
+	more        bool     // the worker could send another at once
 }
 
 // WorkerGauge holds the measurements of a worker since they were last read.
@@ -46,22 +39,23 @@ type TensorGauge struct {
 // fit makes room for the store's tensors.
 func (g *gauge) fit(s *store.Store) {
 	if s.Codecs.Auto != "" {
-		g.tensors = append(g.tensors, make([]tensorGauge, len(s.Tensors)-len(g.tensors))...)
+		more := len(s.Tensors) - len(g.Tensors)
+		g.Tensors, g.gradients = append(g.Tensors, make([]TensorGauge, more)...), append(g.gradients, make([]uint64, more)...)
 	}
 }
 
 // arrive measures a gradient. One that was NACKed comes twice, which changes the sums little and steps not at all.
 func (g *gauge) arrive(s *Shard, c *store.Chunk, m *reduce.Message) {
-	t, now := &g.tensors[c.Tensor], s.Lane.Stamp
-	t.gradients += uint64((m.Epoch - uint8(t.gradients)) & chunk.EpochMask)
-	if t.gradients > g.steps {
-		g.steps, g.computed = t.gradients, 0
+	t, gradients, now := &g.Tensors[c.Tensor], &g.gradients[c.Tensor], s.Lane.Stamp
+	*gradients += uint64((m.Epoch - uint8(*gradients)) & chunk.EpochMask)
+	if *gradients > g.Steps {
+		g.Steps, g.Computed = *gradients, 0
 		if g.answered > 0 {
-			g.computed = now - g.answered
+			g.Computed = now - g.answered
 		}
 	}
 	if g.more {
-		g.flow.Bytes, g.flow.Chunks, g.flow.NS = g.flow.Bytes+int64(m.Bytes), g.flow.Chunks+1, g.flow.NS+now-g.last
+		g.Flow.Bytes, g.Flow.Chunks, g.Flow.NS = g.Flow.Bytes+int64(m.Bytes), g.Flow.Chunks+1, g.Flow.NS+now-g.last
 	}
 	g.last, g.more = now, false
 	if m.Where.Form == 0 {
@@ -70,7 +64,7 @@ func (g *gauge) arrive(s *Shard, c *store.Chunk, m *reduce.Message) {
 	h := codec.HeaderOf(store.Bytes(m.Where.Payload, codec.HeaderBytes))
 	g.more = h.More
 	if t.Codec != h.ID {
-		t.TensorGauge = TensorGauge{Codec: h.ID}
+		*t = TensorGauge{Codec: h.ID}
 	}
 	t.Elems, t.Energy, t.Lost = t.Elems+uint64(c.Elems), t.Energy+float64(h.Energy), t.Lost+float64(h.Lost)
 }
@@ -83,19 +77,16 @@ func (s *Shard) ReadGauges(out []WorkerGauge) {
 			continue
 		}
 		g, o := &k.gauge, &out[rank]
-		o.Steps, o.Computed = max(o.Steps, g.steps), max(o.Computed, g.computed)
+		o.Steps, o.Computed = max(o.Steps, g.Steps), max(o.Computed, g.Computed)
 		// Lanes receive at the same time, over one link.
-		o.Flow.Bytes, o.Flow.Chunks, o.Flow.NS = o.Flow.Bytes+g.flow.Bytes, o.Flow.Chunks+g.flow.Chunks, max(o.Flow.NS, g.flow.NS)
-		g.flow = FlowGauge{}
-		for i := range g.tensors {
-			t, number := &g.tensors[i].TensorGauge, s.Store.Tensors[i].Number
-			if t.Elems == 0 || number >= len(o.Tensors) {
+		o.Flow.Bytes, o.Flow.Chunks, o.Flow.NS = o.Flow.Bytes+g.Flow.Bytes, o.Flow.Chunks+g.Flow.Chunks, max(o.Flow.NS, g.Flow.NS)
+		g.Flow = FlowGauge{}
+		for i := range g.Tensors {
+			t, number := &g.Tensors[i], s.Store.Tensors[i].Number
+			if t.Elems == 0 || number >= len(o.Tensors) || o.Tensors[number].Elems > 0 && o.Tensors[number].Codec != t.Codec {
 				continue
 			}
 			sum := &o.Tensors[number]
-			if sum.Elems > 0 && sum.Codec != t.Codec {
-				continue
-			}
 			*sum = TensorGauge{t.Codec, sum.Elems + t.Elems, sum.Energy + t.Energy, sum.Lost + t.Lost}
 			*t = TensorGauge{Codec: t.Codec}
 		}

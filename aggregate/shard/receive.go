@@ -68,7 +68,7 @@ func (k *link) readForm(s *Shard, m *reduce.Message) error {
 	}
 	m.Where.Form = uint64(form)
 	k.counters.Up.Count(m.Where.Payload, int(m.Bytes), s.Store.WireBytes(c))
-	if k.gauge.tensors != nil {
+	if k.gauge.Tensors != nil {
 		k.gauge.arrive(s, c, m)
 	}
 	return nil
