@@ -54,15 +54,9 @@ type table struct {
 	raw    int64
 	chunks int
 
-	density       []float64 // mean square of an element; negative until known
-	rms, variance []float64 // its root, and how that varies from step to step
-	rows          []row
-}
-
-// row holds the samples of a rank that are not folded yet.
-type row struct {
-	fresh   bool
-	samples []Sample // by group; without elements: none
+	density       []float64  // mean square of an element; negative until known
+	rms, variance []float64  // its root, and how that varies from step to step
+	rows          [][]Sample // by rank and group; nil if folded, without elements if unknown
 }
 
 func (t *table) init(groups []Group, codecs []Codec, ranks int) error {
@@ -97,10 +91,7 @@ func (t *table) init(groups []Group, codecs []Codec, ranks int) error {
 		t.groups, t.fixed = append(t.groups, g), append(t.fixed, g.Raw || 4*g.Elems < smallest)
 		t.density = append(t.density, -1)
 	}
-	t.rms, t.variance, t.rows = make([]float64, len(groups)), make([]float64, len(groups)), make([]row, ranks)
-	for r := range t.rows {
-		t.rows[r].samples = make([]Sample, len(groups))
-	}
+	t.rms, t.variance, t.rows = make([]float64, len(groups)), make([]float64, len(groups)), make([][]Sample, ranks)
 	return nil
 }
 
@@ -123,35 +114,31 @@ func (t *table) valid(s Sample) bool {
 // measured takes what the headers of a rank's chunks tell of a step. When all live ranks have told, it folds their samples in rank
 // order, so that the order of arrival changes no bit.
 func (t *table) measured(rank int, samples []Sample, links []link) {
-	row := &t.rows[rank]
-	clear(row.samples)
+	t.rows[rank] = make([]Sample, len(t.groups))
 	for _, s := range samples {
 		if t.valid(s) {
-			row.samples[s.Group] = s
+			t.rows[rank][s.Group] = s
 		}
 	}
-	row.fresh = true
-	for r := range t.rows {
-		if links[r].live && !t.rows[r].fresh {
+	for r, row := range t.rows {
+		if links[r].live && row == nil {
 			return
 		}
 	}
 	for g := range t.groups {
 		t.fold(g, links)
 	}
-	for r := range t.rows {
-		t.rows[r].fresh = false
-	}
+	clear(t.rows)
 }
 
 func (t *table) fold(g int, links []link) {
 	var density, energy, lost, ranks float64
 	var codec uint8 // of the first rank; distortions of others do not count in a step of several
-	for r := range t.rows {
-		s := &t.rows[r].samples[g]
-		if !links[r].live || s.Elems == 0 {
+	for r, row := range t.rows {
+		if !links[r].live || row[g].Elems == 0 {
 			continue
 		}
+		s := &row[g]
 		if ranks == 0 {
 			codec = s.Codec
 		}

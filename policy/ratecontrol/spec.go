@@ -1,7 +1,6 @@
 package ratecontrol
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -11,9 +10,6 @@ import (
 
 	"github.com/agnivade/levenshtein"
 )
-
-// ErrSpec is wrapped by every error about a spec.
-var ErrSpec = errors.New("bad automatic compression")
 
 const (
 	// Auto is the name of specs, before their parameters.
@@ -43,23 +39,45 @@ type Budget struct {
 	Time  time.Duration // for a step's bytes, instead of the time in which workers compute
 }
 
-// parameters lists the keys of specs in the order of their text.
-var parameters = []struct {
-	name string
-	// number returns the field of a parameter that is a number, else nil.
-	number          func(*Spec) *float64
-	low, high, used float64
-	// word returns the field of a parameter that is a word, else nil.
-	word func(*Spec) *string
-}{
-	{name: "budget"},
-	{name: "law", word: func(s *Spec) *string { return &s.Law }},
-	{name: "alpha", number: func(s *Spec) *float64 { return &s.Alpha }, low: 0, high: 1, used: 0.5},
-	{name: "beta", number: func(s *Spec) *float64 { return &s.Beta }, low: 1e-6, high: 1e3, used: 0.02},
-	{name: "cmin", number: func(s *Spec) *float64 { return &s.Least }, low: 1, high: 1e3, used: 1},
-	{name: "cmax", number: func(s *Spec) *float64 { return &s.Most }, low: 1, high: 1e3, used: 32},
-	{name: "codecs", word: func(s *Spec) *string { return &s.Codecs }},
-	{name: "answers", word: func(s *Spec) *string { return &s.Answers }},
+var usual = Spec{Law: greedyLaw, Alpha: 0.5, Beta: 0.02, Least: 1, Most: 32}
+
+// parameter is a key of specs, with the field that it sets. If the field is a number, it goes from low to high.
+type parameter struct {
+	name      string
+	field     any
+	low, high float64
+}
+
+// parameters returns the keys in the order of their text.
+func (s *Spec) parameters() []parameter {
+	return []parameter{
+		{name: "budget", field: &s.Budget}, {name: "law", field: &s.Law}, {"alpha", &s.Alpha, 0, 1}, {"beta", &s.Beta, 1e-6, 1e3},
+		{"cmin", &s.Least, 1, 1e3}, {"cmax", &s.Most, 1, 1e3}, {name: "codecs", field: &s.Codecs}, {name: "answers", field: &s.Answers},
+	}
+}
+
+func (p *parameter) set(value string) (err error) {
+	switch field := p.field.(type) {
+	case *string:
+		*field = value
+	case *Budget:
+		*field, err = parseBudget(value)
+	case *float64:
+		if *field, err = strconv.ParseFloat(value, 64); err != nil || !(*field >= p.low && *field <= p.high) {
+			return fmt.Errorf("%s is %q: use a number from %v to %v", p.name, value, p.low, p.high)
+		}
+	}
+	return err
+}
+
+func (p *parameter) text() string {
+	switch field := p.field.(type) {
+	case *float64:
+		return fmt.Sprint(*field)
+	case *Budget:
+		return field.String()
+	}
+	return *p.field.(*string)
 }
 
 // Is reports whether a compression's text is for [Parse], rather than a codec.
@@ -70,20 +88,26 @@ func Is(text string) bool {
 
 // Parse parses a spec such as "auto", "auto:budget=0.1", "auto:budget=50Mb/s,law=ace" or "auto:budget=200ms,codecs=int8+int4+sign".
 func Parse(text string) (Spec, error) {
-	s := Spec{Law: greedyLaw}
+	s := usual
 	var names []string
-	for _, p := range parameters {
-		if names = append(names, p.name); p.number != nil {
-			*p.number(&s) = p.used
-		}
+	for _, p := range s.parameters() {
+		names = append(names, p.name)
 	}
 	name, rest, _ := strings.Cut(strings.TrimSpace(text), ":")
 	if name != Auto {
-		return Spec{}, fmt.Errorf("%w %q: write %s, or %s:NAME=VALUE with %s", ErrSpec, text, Auto, Auto, strings.Join(names, ", "))
+		return Spec{}, fmt.Errorf("bad automatic compression %q: write %s, or %s:NAME=VALUE with %s", text, Auto, Auto,
+			strings.Join(names, ", "))
 	}
-	given := make(map[string]bool)
-	for part := range strings.SplitSeq(rest, ",") {
-		if part == "" && rest == "" {
+	if err := s.read(rest, names); err != nil {
+		return Spec{}, fmt.Errorf("bad automatic compression: %w", err)
+	}
+	return s, nil
+}
+
+func (s *Spec) read(text string, names []string) error {
+	parameters, given := s.parameters(), make([]bool, len(names))
+	for part := range strings.SplitSeq(text, ",") {
+		if text == "" {
 			break
 		}
 		key, value, _ := strings.Cut(part, "=")
@@ -91,59 +115,38 @@ func Parse(text string) (Spec, error) {
 		i := slices.Index(names, key)
 		switch {
 		case i < 0:
-			return Spec{}, fmt.Errorf("%w: unknown parameter %q: did you mean %s? Parameters are %s", ErrSpec, key,
-				nearest(key, names), strings.Join(names, ", "))
-		case given[key]:
-			return Spec{}, fmt.Errorf("%w: %s is given twice: give it once", ErrSpec, key)
+			return fmt.Errorf("unknown parameter %q: did you mean %s? Parameters are %s", key, nearest(key, names),
+				strings.Join(names, ", "))
+		case given[i]:
+			return fmt.Errorf("%s is given twice: give it once", key)
 		case value == "":
-			return Spec{}, fmt.Errorf("%w: %s has no value: write %s=VALUE", ErrSpec, key, key)
+			return fmt.Errorf("%s has no value: write %s=VALUE", key, key)
 		}
-		given[key] = true
-		if err := s.set(i, value); err != nil {
-			return Spec{}, fmt.Errorf("%w: %w", ErrSpec, err)
+		given[i] = true
+		if err := parameters[i].set(value); err != nil {
+			return err
 		}
 	}
-	return s, s.check(given)
+	if laws := []string{greedyLaw, aceLaw}; !slices.Contains(laws, s.Law) {
+		return fmt.Errorf("law is %q: did you mean %s? Laws are %s", s.Law, nearest(s.Law, laws), strings.Join(laws, ", "))
+	}
+	if s.Least > s.Most {
+		return fmt.Errorf("cmin=%v is above cmax=%v: exchange them", s.Least, s.Most)
+	}
+	for i, p := range parameters {
+		switch number := given[i] && p.high > 0; {
+		case number && s.Law != aceLaw:
+			return fmt.Errorf("%s belongs to law %s: add law=%s, or leave %s out", p.name, aceLaw, aceLaw, p.name)
+		case number && p.name != "alpha" && s.Budget != (Budget{}):
+			return fmt.Errorf("%s makes a budget, and budget=%v gives one: leave one out", p.name, s.Budget)
+		}
+	}
+	return nil
 }
 
 func nearest(name string, among []string) string {
 	distance := func(s string) int { return levenshtein.ComputeDistance(name, s) }
 	return slices.MinFunc(among, func(a, b string) int { return distance(a) - distance(b) })
-}
-
-// set gives the parameter of parameters[i] a value.
-func (s *Spec) set(i int, value string) (err error) {
-	switch p := &parameters[i]; {
-	case p.word != nil:
-		*p.word(s) = value
-	case p.number == nil:
-		s.Budget, err = parseBudget(value)
-	default:
-		v := p.number(s)
-		if *v, err = strconv.ParseFloat(value, 64); err != nil || !(*v >= p.low && *v <= p.high) {
-			return fmt.Errorf("%s is %q: use a number from %v to %v", p.name, value, p.low, p.high)
-		}
-	}
-	return err
-}
-
-func (s *Spec) check(given map[string]bool) error {
-	laws := []string{greedyLaw, aceLaw}
-	if !slices.Contains(laws, s.Law) {
-		return fmt.Errorf("%w: law is %q: did you mean %s? Laws are %s", ErrSpec, s.Law, nearest(s.Law, laws), strings.Join(laws, ", "))
-	}
-	if s.Least > s.Most {
-		return fmt.Errorf("%w: cmin=%v is above cmax=%v: exchange them", ErrSpec, s.Least, s.Most)
-	}
-	for _, p := range parameters {
-		if p.number != nil && given[p.name] && s.Law != aceLaw {
-			return fmt.Errorf("%w: %s belongs to law %s: add law=%s, or leave %s out", ErrSpec, p.name, aceLaw, aceLaw, p.name)
-		}
-		if p.number != nil && given[p.name] && p.name != "alpha" && s.Budget != (Budget{}) {
-			return fmt.Errorf("%w: %s makes a budget, and budget=%v gives one: leave one out", ErrSpec, p.name, s.Budget)
-		}
-	}
-	return nil
 }
 
 // units are the suffixes of rates, in bytes per second.
@@ -208,17 +211,8 @@ func (b Budget) String() string {
 // String returns the text that [Parse] parses, without parameters that have their default values.
 func (s Spec) String() string {
 	text, between := Auto, ":"
-	for _, p := range parameters {
-		var value string
-		switch {
-		case p.number != nil && *p.number(&s) != p.used:
-			value = strconv.FormatFloat(*p.number(&s), 'g', -1, 64)
-		case p.word != nil && (p.name != "law" || s.Law != greedyLaw):
-			value = *p.word(&s)
-		case p.name == "budget" && s.Budget != (Budget{}):
-			value = s.Budget.String()
-		}
-		if value != "" {
+	for i, p := range s.parameters() {
+		if value := p.text(); value != usual.parameters()[i].text() {
 			text, between = text+between+p.name+"="+value, ","
 		}
 	}
