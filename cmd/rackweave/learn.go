@@ -36,8 +36,9 @@ With --compress, what codecs do to learning: accuracy, and steps and bytes to a 
   ace, ace-skewed        ACE-Sync's Table 1 as relations: beside f32, top-k, seldom rounds, itself without its parts, and greedy
   tight                  the two laws of automatic compression within few bytes
 
-CODEC/ANSWERS shortens answers too, and auto:… chooses codecs. With every=N or drift=D, workers make local steps between rounds: N,
-or as many as keep them within D of each other. Where several learning rates are named, each way takes its best.`,
+CODEC/ANSWERS shortens answers too, and auto:… chooses codecs. With raw=N, the first N steps are without a codec. With every=N or
+drift=D, workers make local steps between rounds: N, or as many as keep them within D of each other. Where several learning rates
+are named, each way takes its best.`,
 		Example: `  rackweave bench learn --only policies,racks
   rackweave bench learn --compress --only digits --seeds 20
   rackweave bench learn --compress --json compress.json`,

@@ -257,6 +257,9 @@ func (r *codedRun) send(w int, factor float32) error {
 			number = r.control.now.Codecs[group]
 			spec = r.control.codecs[number]
 		}
+		if r.step < r.raw {
+			spec = codec.Spec{}
+		}
 		p := r.payload[:spec.Encode(r.payload, r.g[first:end], residual, factor, r.key(w, first))]
 		r.sent += len(p)
 		if err := codec.Decode(r.decoded[first:end], p); err != nil {

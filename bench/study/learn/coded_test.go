@@ -165,6 +165,7 @@ func TestWaysThatAreNoneAreRefusedByName(t *testing.T) {
 		"int3":                          `"int3"`,
 		"int4 twice":                    `"int4 twice": unknown part "twice"`,
 		"none every=often":              `"none every=often"`,
+		"int4 raw=some":                 `"int4 raw=some"`,
 		"auto:budget=2":                 "budget is",
 		"auto:budget=0.4,answers=int3":  `"int3"`,
 		"int4 without feedback, drift=": "drift=",
@@ -187,6 +188,18 @@ func TestALocalStepTrainsAsTheAggregators(t *testing.T) {
 		if o := trainCoded(t, c, way, 0.1); math.Abs(o.Up-want) > 1e-9 || math.Abs(o.Down-want) > 1e-9 {
 			t.Errorf("%s: %v bits up, %v down, want %v", way, o.Up, o.Down, want)
 		}
+	}
+}
+
+func TestTheFirstGradientsAreRaw(t *testing.T) {
+	oneGoroutine(t)
+	c := shortly(adamCoded(), 12)
+	none, int4 := trainCoded(t, c, "none", 0.01), trainCoded(t, c, "int4", 0.01)
+	if all := trainCoded(t, c, "int4 raw=12", 0.01); all.end() != none.end() {
+		t.Errorf("raw in all steps ends at %v, none at %v", all.end(), none.end())
+	}
+	if o, want := trainCoded(t, c, "int4 raw=3", 0.01), (3*32+9*int4.Up)/12; math.Abs(o.Up-want) > 1e-9 {
+		t.Errorf("%v bits up, want %v", o.Up, want)
 	}
 }
 

@@ -60,7 +60,9 @@ func adamCoded() plan {
 	p := textCoded("text-adam", "The transformer with Adam", false)
 	c := *p.coded
 	c.adam, c.rates = true, []float64{0.005, 0.01}
-	p.coded, p.ways = &c, []string{"int8", "int4", "sign", "topk:1%"}
+	p.coded = &c
+	p.ways = []string{"int8", "fp8-e4m3", "int4", "int4 " + noFeedback, "int4:stochastic " + noFeedback, "int4 raw=100",
+		"int4 raw=200", "sign", "topk:1%"}
 	return p
 }
 

@@ -18,6 +18,7 @@ type scheme struct {
 	feedback bool
 	control  *ratecontrol.Spec // chooses the codecs of gradients, if it is not nil
 	random   bool              // groups have random weights for it
+	raw      int               // steps that gradients travel raw in, at first
 	// Workers make local steps between rounds, in which they send how far they came, if local is not 0: so many steps, or at most so
 	// many if drift is not 0. Then the number follows the distance of their parameters, relative to the length of the parameters.
 	local int
@@ -31,7 +32,7 @@ const (
 )
 
 // parseScheme parses CODEC[/ANSWERS] or a controller's spec, followed by a space and a list of the words in the constants above,
-// every=STEPS or drift=D.
+// raw=STEPS, every=STEPS or drift=D.
 func parseScheme(way string) (s scheme, err error) {
 	text, rest, _ := strings.Cut(way, " ")
 	s = scheme{name: way, feedback: true}
@@ -57,6 +58,8 @@ func parseScheme(way string) (s scheme, err error) {
 			s.feedback = false
 		case part == atRandom:
 			s.random = true
+		case key == "raw":
+			s.raw, err = strconv.Atoi(value)
 		case key == "every":
 			s.local, err = strconv.Atoi(value)
 		case key == "drift":
