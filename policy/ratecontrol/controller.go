@@ -247,9 +247,10 @@ func (n *Controller) Current() Decision { return n.current }
 func (n *Controller) Bandwidth(rank int) float64 { return n.links[rank].bandwidth() }
 
 // Hold makes a candidate, or none, the codec of all groups, from the step on for which all ranks accept it, and keeps it. If the
-// name is [Auto], the controller chooses again.
+// name is [Auto], the controller chooses again. On an error it goes on as before.
 func (n *Controller) Hold(name string) error {
-	if n.held = nil; name == Auto {
+	if name == Auto {
+		n.held = nil
 		return nil
 	}
 	var names []string

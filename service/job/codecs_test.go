@@ -173,7 +173,14 @@ func TestAnOperatorsCodecHoldsUntilTheControllerChoosesAgain(t *testing.T) {
 			t.Errorf("%s: %q", tc.codec, last)
 		}
 	}
+	if _, err := p.job.SetCodec("sign"); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := p.job.SetCodec("fp8-e4m3"); err == nil || !strings.Contains(err.Error(), "use one of none, int8, int4") {
 		t.Errorf("%v", err)
+	}
+	settle()
+	if last := p.decisions[len(p.decisions)-1]; !strings.HasSuffix(last, " sign*8") {
+		t.Errorf("after a codec that was refused: %q", last)
 	}
 }
