@@ -51,7 +51,8 @@ func ParsePair(text string, answers bool) (p Pair, err error) {
 func parseAuto(text, parameters string, answers bool) (Pair, error) {
 	up, down := "int8", ""
 	for part := range strings.SplitSeq(parameters, ",") {
-		switch key, value, _ := strings.Cut(part, "="); key {
+		key, value, _ := strings.Cut(part, "=")
+		switch value = strings.TrimSpace(value); strings.TrimSpace(key) {
 		case "codecs":
 			up, _, _ = strings.Cut(value, "+")
 		case "answers":

@@ -20,6 +20,7 @@ func TestPairsNameTheAnswersCodecOrTakeAFittingOne(t *testing.T) {
 		{"int8/sign", true, "use none, int8, int4"}, {"int8/topk", true, "second large loss"}, {"int8/int8", false, "use int8/none"},
 		{"auto", true, "auto"}, {"auto:budget=50Mb/s", true, "auto:budget=50Mb/s"},
 		{"auto:codecs=sign+int4,answers=none", false, "auto:codecs=sign+int4,answers=none"},
+		{"auto: codecs = int3", true, "unknown codec"}, {"auto:law=ace, answers= sign ", true, "use none, int8, int4"},
 		{"auto:answers=sign", true, "use none, int8, int4"}, {"auto:codecs=int3", true, "unknown codec"},
 		{"int3", true, "unknown codec"}, {"int8/", true, "unknown codec"}, {"int8/int8/int8", true, "unknown codec"},
 	} {
