@@ -22,6 +22,7 @@ const (
 	codecsQueued  = 16          // for a worker that does not read its Watch
 	decisionsKept = 100
 	messageTime   = 5 * time.Microsecond // of a chunk on a lane
+	candidatesMax = 32
 )
 
 // codecControl changes the codecs of a job's gradients while the job runs. Each rack decides for its own workers. Tensors that are
@@ -76,6 +77,9 @@ func (s *Spec) candidates() (cfg ratecontrol.Config, specs []codec.Spec, err err
 	if text == "" {
 		text = "int8+int4+ternary+sign+topk"
 	}
+	if n := 1 + strings.Count(text, "+"); n > candidatesMax {
+		return cfg, nil, fmt.Errorf("auto:codecs names %d candidates: name at most %d", n, candidatesMax)
+	}
 	for name := range strings.SplitSeq(text, "+") {
 		spec, err := codec.Parse(name)
 		if err == nil {
@@ -88,6 +92,8 @@ func (s *Spec) candidates() (cfg ratecontrol.Config, specs []codec.Spec, err err
 			return cfg, nil, err
 		case spec.ID == codec.Raw:
 			return cfg, nil, fmt.Errorf("%v: none is a candidate in any case: leave it out of codecs", s.Compress)
+		case slices.Contains(specs, spec):
+			return cfg, nil, fmt.Errorf("%v: candidate %v is named twice: name it once", s.Compress, spec)
 		}
 		if spec == s.Compress.Up {
 			cfg.Start = uint8(len(specs))

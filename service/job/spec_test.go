@@ -49,6 +49,19 @@ func TestARefusedPartIsNamedWithWhatWouldDo(t *testing.T) {
 	}
 }
 
+func TestCandidatesThatAControllerCannotTakeAreRefusedAtTheJoin(t *testing.T) {
+	for codecs, want := range map[string]string{
+		"int8+int4+int8":                      "candidate int8 is named twice",
+		"topk:1%+topk:0.01":                   "candidate topk:0.01 is named twice",
+		strings.Repeat("int8+", 300) + "int4": "names 301 candidates: name at most 32",
+	} {
+		_, err := parseSpec(&api.JoinRequest{Workers: 1, Compress: "auto:codecs=" + codecs})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", codecs, err, want)
+		}
+	}
+}
+
 // tensorsOf draws declarations from so few values that two draws are often equal.
 func tensorsOf(t *rapid.T, label string) []declared {
 	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) declared {
