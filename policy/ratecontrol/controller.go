@@ -194,24 +194,6 @@ func Replay(c Config, log []string) (*Controller, error) {
 	return n, nil
 }
 
-// text returns the line of a decision in a log, such as "3 from step 152: int4*12 int8 none*3".
-func (d *Decision) text(codecs []Codec) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%d from step %d:", d.Version, d.Step)
-	for g := 0; g < len(d.Codecs); {
-		n := 1
-		for g+n < len(d.Codecs) && d.Codecs[g+n] == d.Codecs[g] {
-			n++
-		}
-		fmt.Fprintf(&b, " %s", codecs[d.Codecs[g]].Name)
-		if n > 1 {
-			fmt.Fprintf(&b, "*%d", n)
-		}
-		g += n
-	}
-	return b.String()
-}
-
 // parse reads the line of a decision about so many groups.
 func parse(line string, codecs []Codec, groups int) (d Decision, err error) {
 	head, list, _ := strings.Cut(line, ":")
@@ -237,8 +219,20 @@ func parse(line string, codecs []Codec, groups int) (d Decision, err error) {
 	return d, nil
 }
 
-// Line returns a decision's line in the log.
-func (n *Controller) Line(d Decision) string { return d.text(n.table.codecs) }
+// Line returns a decision's line in the log, such as "3 from step 152: int4*12 int8 none*3".
+func (n *Controller) Line(d Decision) string {
+	line := fmt.Sprintf("%d from step %d:", d.Version, d.Step)
+	for from, g := 0, 1; g <= len(d.Codecs); g++ {
+		if g < len(d.Codecs) && d.Codecs[g] == d.Codecs[from] {
+			continue
+		}
+		if line += " " + n.table.codecs[d.Codecs[from]].Name; g-from > 1 {
+			line += fmt.Sprint("*", g-from)
+		}
+		from = g
+	}
+	return line
+}
 
 // Current returns the last decision that was confirmed, with version 0 before the first.
 func (n *Controller) Current() Decision { return n.current }

@@ -155,43 +155,34 @@ var units = []struct {
 	bytes  float64
 }{{"Gb/s", 1e9 / 8}, {"Mb/s", 1e6 / 8}, {"kb/s", 1e3 / 8}, {"gbit", 1e9 / 8}, {"mbit", 1e6 / 8}, {"kbit", 1e3 / 8}}
 
-const (
-	slowest, fastest = 1e3 / 8, 1e12 / 8
-	longest          = time.Hour
-)
-
-// parseBudget parses a share, a rate, which it rounds to whole bytes so that [Budget.String] is exact, or a time.
-func parseBudget(text string) (b Budget, err error) {
-	refused := func(what string, low, high any) (Budget, error) {
-		return Budget{}, fmt.Errorf("budget is %q: use a %s from %v to %v", text, what, low, high)
+// parseBudget parses a share, a time, or a rate, which it rounds to whole bytes so that [Budget.String] is exact.
+func parseBudget(text string) (Budget, error) {
+	use := "a share of the raw bytes as 0.1 or 10%, a rate as 50Mb/s, or a time as 200ms"
+	number, percent := strings.CutSuffix(text, "%")
+	if v, err := strconv.ParseFloat(number, 64); err == nil {
+		if percent {
+			v /= 100
+		}
+		if v >= 1e-4 && v <= 1 {
+			return Budget{Share: v}, nil
+		}
+		use = "a share from 0.0001 to 1"
+	} else if d, err := time.ParseDuration(text); err == nil {
+		if d >= time.Millisecond && d <= time.Hour {
+			return Budget{Time: d}, nil
+		}
+		use = "a time from 1ms to 1h0m0s"
 	}
 	for _, u := range units {
 		if number, ok := strings.CutSuffix(text, u.suffix); ok {
 			v, err := strconv.ParseFloat(number, 64)
-			if v = math.Round(v * u.bytes); err != nil || !(v >= slowest && v <= fastest) {
-				return refused("rate", Budget{Rate: slowest}, Budget{Rate: fastest})
+			if v = math.Round(v * u.bytes); err == nil && v >= 1e3/8 && v <= 1e12/8 {
+				return Budget{Rate: v}, nil
 			}
-			return Budget{Rate: v}, nil
+			use = "a rate from 1kb/s to 1000Gb/s"
 		}
 	}
-	if d, err := time.ParseDuration(text); err == nil && d != 0 {
-		if d < time.Millisecond || d > longest {
-			return refused("time", time.Millisecond, longest)
-		}
-		return Budget{Time: d}, nil
-	}
-	number, percent := strings.CutSuffix(text, "%")
-	v, err := strconv.ParseFloat(number, 64)
-	if percent {
-		v /= 100
-	}
-	switch {
-	case err != nil:
-		return Budget{}, fmt.Errorf("budget is %q: use a share of the raw bytes as 0.1 or 10%%, a rate as 50Mb/s, or a time as 200ms", text)
-	case !(v >= 1e-4 && v <= 1):
-		return refused("share", 1e-4, 1)
-	}
-	return Budget{Share: v}, nil
+	return Budget{}, fmt.Errorf("budget is %q: use %s", text, use)
 }
 
 func (b Budget) String() string {
