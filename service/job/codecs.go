@@ -34,6 +34,7 @@ type codecControl struct {
 	specs     []codec.Spec            // by number in decisions
 	steps     []uint64                // by rank: begun
 	control   *ratecontrol.Controller // if nil, no gradient has come
+	stopped   error                   // if not nil, why codecs stay from now on
 	pending   string
 	decisions []string
 }
@@ -61,7 +62,7 @@ func (c *codecControl) run() {
 		case <-tick.C:
 		}
 		if err := c.look(); err != nil {
-			c.job.Table.Log.Warn("codecs stay from now on", "job", c.job.Name, "err", err)
+			c.stop(err)
 			return
 		}
 	}
