@@ -68,6 +68,13 @@ func (c *codecControl) run() {
 	}
 }
 
+func (c *codecControl) stop(err error) {
+	c.job.Table.Log.Warn("codecs stay from now on", "job", c.job.Name, "err", err)
+	c.mu.Lock()
+	c.stopped = err
+	c.mu.Unlock()
+}
+
 // candidates returns what a controller knows of a job before its tensors, and the codecs by number.
 func (s *Spec) candidates() (cfg ratecontrol.Config, specs []codec.Spec, err error) {
 	if cfg.Spec, err = ratecontrol.Parse(s.Compress.Auto); err != nil {
@@ -243,7 +250,10 @@ func (c *codecControl) announce(version, from uint32, places []uint8) {
 // returns the last decision.
 func (j *Job) SetCodec(name string) (was string, err error) {
 	c := j.codecs
-	if c == nil {
+	switch {
+	case c == nil && j.Spec.Part > 0:
+		return "", fmt.Errorf("here is part %d of %d, and the aggregator of part 0 chooses its codecs: ask that", j.Spec.Part, j.Spec.Parts)
+	case c == nil:
 		return "", fmt.Errorf("its codecs are %v, and stay: begin it with auto, or auto:codecs=int8+int4, and set them", j.Spec.Compress)
 	}
 	if name != ratecontrol.Auto {
@@ -255,7 +265,10 @@ func (j *Job) SetCodec(name string) (was string, err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.control == nil {
+	switch {
+	case c.stopped != nil:
+		return "", fmt.Errorf("its codecs stay: begin the job anew to change them: %w", c.stopped)
+	case c.control == nil:
 		return "", errors.New("no gradient has come yet: try again")
 	}
 	if n := len(c.decisions); n > 0 {

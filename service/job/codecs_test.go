@@ -1,6 +1,8 @@
 package job
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -182,5 +184,18 @@ func TestAnOperatorsCodecHoldsUntilTheControllerChoosesAgain(t *testing.T) {
 	settle()
 	if last := p.decisions[len(p.decisions)-1]; !strings.HasSuffix(last, " sign*8") {
 		t.Errorf("after a codec that was refused: %q", last)
+	}
+}
+
+func TestACodecIsNotSetWhereNobodyChoosesAnyMore(t *testing.T) {
+	p := newPlayed(t, "auto:budget=0.15", 2)
+	p.next()
+	p.stop(context.DeadlineExceeded)
+	if _, err := p.job.SetCodec("int4"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("after the control has stopped: %v", err)
+	}
+	p.job.codecs, p.job.Spec.Part, p.job.Spec.Parts = nil, 1, 2
+	if _, err := p.job.SetCodec("int4"); err == nil || !strings.Contains(err.Error(), "the aggregator of part 0 chooses its codecs") {
+		t.Errorf("at the second of two aggregators: %v", err)
 	}
 }
