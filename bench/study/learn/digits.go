@@ -30,14 +30,7 @@ type image struct {
 
 // digits returns all images, in the order of the data set.
 var digits = sync.OnceValue(func() []image {
-	z, err := gzip.NewReader(bytes.NewReader(packed))
-	if err != nil {
-		panic("learn: the embedded digits are damaged: " + err.Error())
-	}
-	raw, err := io.ReadAll(z)
-	if err != nil || len(raw) != images*(pixels+1) {
-		panic("learn: the embedded digits are cut short")
-	}
+	raw := unpack(packed, images*(pixels+1))
 	all := make([]image, images)
 	for i := range all {
 		row := raw[i*(pixels+1):]
@@ -48,6 +41,19 @@ var digits = sync.OnceValue(func() []image {
 	}
 	return all
 })
+
+// unpack returns the bytes of an embedded file that has n of them.
+func unpack(packed []byte, n int) []byte {
+	raw := make([]byte, n)
+	z, err := gzip.NewReader(bytes.NewReader(packed))
+	if err == nil {
+		_, err = io.ReadFull(z, raw)
+	}
+	if err != nil {
+		panic("learn: an embedded file is damaged: " + err.Error())
+	}
+	return raw
+}
 
 // Folds is the number of ways to divide the images.
 const Folds = 5

@@ -1,10 +1,7 @@
 package learn
 
 import (
-	"bytes"
-	"compress/gzip"
 	_ "embed"
-	"io"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -26,14 +23,7 @@ const (
 
 // opticks returns the text, each letter as its place in the alphabet.
 var opticks = sync.OnceValue(func() []byte {
-	z, err := gzip.NewReader(bytes.NewReader(packedText))
-	if err != nil {
-		panic("learn: the embedded text is damaged: " + err.Error())
-	}
-	text, err := io.ReadAll(z)
-	if err != nil || len(text) != textLength {
-		panic("learn: the embedded text is cut short")
-	}
+	text := unpack(packedText, textLength)
 	for i, c := range text {
 		text[i] = byte(strings.IndexByte(alphabet, c))
 	}
