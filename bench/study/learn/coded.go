@@ -35,7 +35,6 @@ type coded struct {
 	payload int // elements
 	every   int // steps between tests
 	decay   int // the step from which the rate is a tenth. If 0, never
-	target  float64
 }
 
 const (
@@ -48,23 +47,18 @@ const (
 )
 
 func (c *coded) describe() string {
-	rule := fmt.Sprintf("SGD momentum %g", codedMomentum)
+	rule, kind := fmt.Sprintf("SGD momentum %g", codedMomentum), "alike"
 	if c.adam {
 		rule = "Adam"
 	}
-	kind := "alike"
 	if c.skewed {
 		kind = "of kinds of their own"
 	}
-	rate := fmt.Sprintf("lr the best of %v", c.rates)
-	if len(c.rates) == 1 {
-		rate = fmt.Sprintf("lr %v", c.rates[0])
-	}
 	if c.decay > 0 {
-		rate += fmt.Sprintf(", a tenth of it from step %d on", c.decay)
+		kind += fmt.Sprintf("; lr a tenth from step %d on", c.decay)
 	}
-	return fmt.Sprintf("%s, %s, %s, %d workers in step with %d samples each, %s; %d steps, payloads of %d elements with headers",
-		c.name, rule, rate, codedWorkers, c.batch, kind, c.steps, c.payload)
+	return fmt.Sprintf("%s, %s, lr the best of %v, %d workers in step with %d samples each, %s; %d steps, payloads of %d elements with "+
+		"headers", c.name, rule, c.rates, codedWorkers, c.batch, kind, c.steps, c.payload)
 }
 
 // diverged counts as the loss of a training whose loss is larger, or not a number.
@@ -75,24 +69,6 @@ type Point struct {
 	Step           int
 	Bytes          float64 // that a worker sent and received until then
 	Loss, Accuracy float64
-}
-
-// trained is the result of a training.
-type trained struct {
-	Curve    []Point // the last is the end
-	Up, Down float64 // bits for an element of a gradient, and of an answer
-}
-
-func (t trained) end() Point { return t.Curve[len(t.Curve)-1] }
-
-// reached returns the moment at which the loss was at most a target, or nil.
-func (t *trained) reached(target float64) *Point {
-	for i := range t.Curve {
-		if t.Curve[i].Loss <= target {
-			return &t.Curve[i]
-		}
-	}
-	return nil
 }
 
 // shard is a worker's samples, in the order of its epoch.
@@ -113,79 +89,83 @@ func (s *shard) draw(chance *rand.Rand, n int) (batch []int) {
 	return batch
 }
 
+// codedWorker is a worker, with its residual.
+type codedWorker struct {
+	shard
+	rule     // of local steps; without them the first worker's is the aggregator's
+	residual []float32
+}
+
 // codedRun is a training under way.
 type codedRun struct {
 	*coded
-	scheme
+	*Setting
 	task
-	seed      uint64
-	step      int
-	chance    *rand.Rand
-	shards    []shard
-	params    []float32 // the aggregator's
-	reference []float32 // what the workers hold
-	residuals [][]float32
-	g         []float32
-	sum       []float32
-	decoded   []float32
-	payload   []byte
-	rules     []rule // the aggregator's or, with local steps, the workers'
-	control   *control
-	round     int
-	decayed   bool
-	local     int       // steps of a worker in the round
-	own       []float32 // a worker's parameters during them
-	sent, got int       // bytes, of all workers
+	round, step int
+	local       int // steps of a worker in the round
+	decayed     bool
+	chance      *rand.Rand
+	workers     []codedWorker
+	params      []float32 // the aggregator's
+	reference   []float32 // what the workers hold
+	g           []float32
+	sum         []float32
+	decoded     []float32
+	bytes       []byte
+	sent, got   int // bytes, of all workers
+
+	controller *ratecontrol.Controller
+	codecs     []codec.Spec // by its numbers
+	chosen     []uint8      // of them, for each payload
 }
 
 // start prepares a training.
-func (c *coded) start(s scheme, rate float64, seed uint64, fold int) (r *codedRun, err error) {
-	t := c.task(fold)
+func (c *coded) start(s *Setting) (r *codedRun, err error) {
+	t := c.task(s.Fold)
 	n := t.size()
 	r = &codedRun{
-		coded: c, scheme: s, task: t, seed: seed, chance: rand.New(rand.NewPCG(seed, 2)),
-		params: t.fresh(rand.New(rand.NewPCG(seed, 1))), g: make([]float32, n), sum: make([]float32, n), decoded: make([]float32, n),
-		payload: make([]byte, 4*c.payload), own: make([]float32, n),
+		coded: c, Setting: s, task: t, chance: rand.New(rand.NewPCG(s.Seed, 2)), params: t.fresh(rand.New(rand.NewPCG(s.Seed, 1))),
+		g: make([]float32, n), sum: make([]float32, n), decoded: make([]float32, n), bytes: make([]byte, 4*c.payload),
 		local: max(1, s.interval(1, s.drift)),
-	}
-	if s.control != nil {
-		if r.control, err = newControl(&s, r); err != nil {
-			return nil, err
-		}
 	}
 	r.reference = slices.Clone(r.params)
 	for _, samples := range t.shards(codedWorkers, c.skewed) {
-		r.shards = append(r.shards, shard{samples: samples})
-		r.residuals = append(r.residuals, make([]float32, n))
-		r.rules = append(r.rules, newRule(c.adam, rate, n))
+		r.workers = append(r.workers, codedWorker{shard{samples: samples}, newRule(c.adam, s.LR, n), make([]float32, n)})
 	}
-	return r, nil
+	if s.Auto != "" {
+		err = r.control()
+	}
+	return r, err
 }
 
-func (c *coded) train(ctx context.Context, s scheme, rate float64, seed uint64, fold int) (o trained, err error) {
-	r, err := c.start(s, rate, seed, fold)
+func (c *coded) train(ctx context.Context, s *Setting) (o Outcome, err error) {
+	r, err := c.start(s)
+	for err == nil && r.step < c.steps {
+		before := r.step
+		if err = r.exchange(); err == nil && (r.step/c.every > before/c.every || r.step == c.steps) {
+			r.look(&o)
+			err = context.Cause(ctx)
+		}
+	}
 	if err != nil {
 		return o, err
 	}
-	for r.step < c.steps {
-		if ctx.Err() != nil {
-			return o, context.Cause(ctx)
-		}
-		before := r.step
-		if err := r.exchange(); err != nil {
-			return o, err
-		}
-		if r.step/c.every > before/c.every || r.step == c.steps {
-			loss, accuracy := r.task.test(r.reference)
-			if !(loss < diverged) {
-				loss = diverged
-			}
-			o.Curve = append(o.Curve, Point{r.step, float64(r.sent+r.got) / codedWorkers, loss, accuracy})
-		}
-	}
 	bits := 8 / float64(len(r.params)*codedWorkers*c.steps)
-	o.Up, o.Down = bits*float64(r.sent), bits*float64(r.got)
+	o.Up, o.Down, o.Pushes, o.Time = bits*float64(r.sent), bits*float64(r.got), uint64(r.round), float64(r.step)
 	return o, nil
+}
+
+// look tests the parameters that the workers hold.
+func (r *codedRun) look(o *Outcome) {
+	o.Loss, o.Accuracy = r.test(r.reference)
+	if !(o.Loss < diverged) {
+		o.Loss = diverged
+	}
+	p := Point{r.step, float64(r.sent+r.got) / codedWorkers, o.Loss, o.Accuracy}
+	o.Curve = append(o.Curve, p)
+	if o.ToTarget == 0 && p.Loss <= r.Target {
+		o.ToTarget, o.Bytes = float64(p.Step), p.Bytes
+	}
 }
 
 // exchange is a round: a step of all workers, or several.
@@ -194,22 +174,22 @@ func (r *codedRun) exchange() error {
 	factor := float32(1)
 	if r.decay > 0 && r.step >= r.decay && !r.decayed {
 		r.decayed = true
-		for w := range r.rules {
-			r.rules[w].rate /= 10
+		for w := range r.workers {
+			r.workers[w].rate /= 10
 		}
 		if r.scheme.local == 0 {
 			factor = 10 // residuals are gradients of the old rate
 		}
 	}
 	steps, farthest := min(r.local, r.steps-r.step), 0.0
-	for w := range r.shards {
+	for w := range r.workers {
 		if r.scheme.local > 0 {
 			farthest = max(farthest, r.walk(w, steps))
 		} else {
-			r.task.gradient(r.reference, r.g, r.shards[w].draw(r.chance, r.batch))
+			r.gradient(r.reference, r.g, r.workers[w].draw(r.chance, r.batch))
 		}
-		if r.control != nil && w == 0 {
-			r.control.begin(r.round, r.probe)
+		if r.controller != nil && w == 0 {
+			r.begin()
 		}
 		if err := r.send(w, factor); err != nil {
 			return err
@@ -224,10 +204,10 @@ func (r *codedRun) exchange() error {
 		}
 		r.local = r.interval(r.local, farthest)
 	} else {
-		r.rules[0].update(r.params, r.sum)
+		r.workers[0].update(r.params, r.sum)
 	}
 	for first, end := range r.payloads() {
-		r.got += codedWorkers * r.Down.EncodeChange(r.payload, r.params[first:end], r.reference[first:end], r.key(codedWorkers, first))
+		r.got += codedWorkers * r.Down.EncodeChange(r.bytes, r.params[first:end], r.reference[first:end], r.key(codedWorkers, first))
 	}
 	r.round, r.step = r.round+1, r.step+steps
 	return nil
@@ -236,8 +216,8 @@ func (r *codedRun) exchange() error {
 // payloads yields the bounds of each payload.
 func (r *codedRun) payloads() iter.Seq2[int, int] {
 	return func(yield func(first, end int) bool) {
-		for first := 0; first < len(r.params); first += r.coded.payload {
-			if !yield(first, min(first+r.coded.payload, len(r.params))) {
+		for first := 0; first < len(r.params); first += r.payload {
+			if !yield(first, min(first+r.payload, len(r.params))) {
 				return
 			}
 		}
@@ -250,33 +230,33 @@ func (r *codedRun) send(w int, factor float32) error {
 	for first, end := range r.payloads() {
 		var residual []float32
 		if r.feedback {
-			residual = r.residuals[w][first:end]
+			residual = r.workers[w].residual[first:end]
 		}
-		spec, group, number := r.Up, first/r.coded.payload, uint8(0)
-		if r.control != nil {
-			number = r.control.now.Codecs[group]
-			spec = r.control.codecs[number]
+		spec, group, number := r.Up, first/r.payload, uint8(0)
+		if r.controller != nil {
+			number = r.chosen[group]
+			spec = r.codecs[number]
 		}
 		if r.step < r.raw {
 			spec = codec.Spec{}
 		}
-		p := r.payload[:spec.Encode(r.payload, r.g[first:end], residual, factor, r.key(w, first))]
+		p := r.bytes[:spec.Encode(r.bytes, r.g[first:end], residual, factor, r.key(w, first))]
 		r.sent += len(p)
 		if err := codec.Decode(r.decoded[first:end], p); err != nil {
 			return err
 		}
-		if r.control != nil {
+		if r.controller != nil {
 			samples = append(samples, sample(group, number, r.decoded[first:end], p))
 		}
 	}
-	if r.control != nil {
-		r.control.on(ratecontrol.Event{Kind: ratecontrol.Measured, Rank: w, Samples: samples}, nil)
+	if r.controller != nil {
+		r.tell(ratecontrol.Event{Kind: ratecontrol.Measured, Rank: w, Samples: samples})
 	}
 	return nil
 }
 
 func (r *codedRun) key(rank, first int) codec.Key {
-	return codec.Key{Seed: r.seed, Step: uint32(r.step), Rank: uint32(rank), First: uint64(first)}
+	return codec.Key{Seed: r.Seed, Step: uint32(r.step), Rank: uint32(rank), First: uint64(first)}
 }
 
 // rule is torch's SGD with momentum or Adam, with the usual constants.

@@ -56,33 +56,38 @@ func TestTextIsDividedWithoutRemainder(t *testing.T) {
 	}
 }
 
-func trainCoded(t *testing.T, c *coded, way string, rate float64) trained {
+// settingOf returns a setting of a training in a way.
+func settingOf(t *testing.T, c coded, way string, rate float64) Setting {
 	t.Helper()
 	s, err := parseScheme(way)
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := c.train(t.Context(), s, rate, 1, 0)
+	return Setting{coded: &c, scheme: s, LR: rate, Seed: 1}
+}
+
+func trainCoded(t *testing.T, c coded, way string, rate float64) Outcome {
+	t.Helper()
+	o, err := Run(t.Context(), settingOf(t, c, way, rate))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return o
 }
 
-// shortly returns the training of a study, of fewer steps.
-func shortly(p plan, steps int) *coded {
-	c := *p.coded
+// shortly returns a training of fewer steps.
+func shortly(c coded, steps int) coded {
 	c.steps, c.every = steps, steps
-	return &c
+	return c
 }
 
 // Images that every worker has alike hide a codec's bias; those of few digits do not.
 func TestSkewedDigitsShowWhatFeedbackIsFor(t *testing.T) {
 	oneGoroutine(t)
-	c := shortly(digitsCoded("", "", true), 200)
+	c := shortly(onDigits(true), 200)
 	f32 := trainCoded(t, c, "none", 0.05)
-	if f32.Up != 32 || f32.Down != 32 || f32.end().Accuracy < 0.94 {
-		t.Fatalf("f32 sends %v bits, receives %v, and recognises %v", f32.Up, f32.Down, f32.end().Accuracy)
+	if f32.Up != 32 || f32.Down != 32 || f32.Accuracy < 0.94 {
+		t.Fatalf("f32 sends %v bits, receives %v, and recognises %v", f32.Up, f32.Down, f32.Accuracy)
 	}
 	for way, want := range map[string]struct {
 		up, down float64
@@ -92,19 +97,19 @@ func TestSkewedDigitsShowWhatFeedbackIsFor(t *testing.T) {
 		"int4/int8": {4.25, 8.25, 0.01}, "sign " + noFeedback: {1.25, 32, -0.03}, "topk:1% " + noFeedback: {0.66, 32, -0.05},
 	} {
 		o := trainCoded(t, c, way, 0.05)
-		lost := f32.end().Accuracy - o.end().Accuracy
+		lost := f32.Accuracy - o.Accuracy
 		if o.Up > want.up || o.Down > want.down || want.within > 0 && lost > want.within || want.within < 0 && lost < -want.within {
 			t.Errorf("%s: %.2f bits up, %.2f down, want at most %.2f and %.2f; accuracy %.3f, f32's %.3f", way, o.Up, o.Down, want.up,
-				want.down, o.end().Accuracy, f32.end().Accuracy)
+				want.down, o.Accuracy, f32.Accuracy)
 		}
 	}
 }
 
 // Raw payloads train as a loop does that knows no payloads.
 func TestRawPayloadsAreTheMeanOfTheGradients(t *testing.T) {
-	for _, p := range []plan{digitsCoded("", "", true), adamCoded()} {
-		c := shortly(p, 10)
-		got := trainCoded(t, c, "none", 0.01).end()
+	for _, c := range []coded{onDigits(true), withAdam(onText(false))} {
+		c = shortly(c, 10)
+		got := trainCoded(t, c, "none", 0.01).Curve[0]
 		task, chance := c.task(0), rand.New(rand.NewPCG(1, 2))
 		params, g := task.fresh(rand.New(rand.NewPCG(1, 1))), make([]float32, task.size())
 		rule := newRule(c.adam, 0.01, len(params))
@@ -132,9 +137,9 @@ func TestCompressionIsStudiedAlikeEveryTime(t *testing.T) {
 	oneGoroutine(t)
 	var before []Row
 	for range 2 {
-		p := digitsCoded("digits", "Digits", true)
-		p.coded, p.ways = shortly(p, 40), []string{"topk:1%", "int4:stochastic/int8"}
-		p.coded.every, p.coded.rates, p.coded.target = 20, []float64{0.05, 50}, 1
+		c := shortly(onDigits(true), 40)
+		c.every, c.rates = 20, []float64{0.05, 50}
+		p := study("digits", "Digits", c, 1, "", "topk:1%", "int4:stochastic/int8")
 		if err := p.run(t.Context(), &Config{Seeds: 2}); err != nil {
 			t.Fatal(err)
 		}
@@ -179,9 +184,9 @@ func TestWaysThatAreNoneAreRefusedByName(t *testing.T) {
 // To send how far a step of its own came is what an aggregator does with a gradient.
 func TestALocalStepTrainsAsTheAggregators(t *testing.T) {
 	oneGoroutine(t)
-	c := shortly(textCoded("", "", true), 12)
+	c := shortly(onText(true), 12)
 	own, its := trainCoded(t, c, "none every=1", 0.1), trainCoded(t, c, "none", 0.1)
-	if d := own.end().Loss - its.end().Loss; math.Abs(d) > 1e-4 {
+	if d := own.Loss - its.Loss; math.Abs(d) > 1e-4 {
 		t.Errorf("the losses differ by %v", d)
 	}
 	for way, want := range map[string]float64{"none every=3": 32.0 / 3, "none drift=1e-9": 32, "none drift=1e9": 32 * 5 / 12.0} {
@@ -193,10 +198,10 @@ func TestALocalStepTrainsAsTheAggregators(t *testing.T) {
 
 func TestTheFirstGradientsAreRaw(t *testing.T) {
 	oneGoroutine(t)
-	c := shortly(adamCoded(), 12)
+	c := shortly(withAdam(onText(false)), 12)
 	none, int4 := trainCoded(t, c, "none", 0.01), trainCoded(t, c, "int4", 0.01)
-	if all := trainCoded(t, c, "int4 raw=12", 0.01); all.end() != none.end() {
-		t.Errorf("raw in all steps ends at %v, none at %v", all.end(), none.end())
+	if all := trainCoded(t, c, "int4 raw=12", 0.01); all.Curve[0] != none.Curve[0] {
+		t.Errorf("raw in all steps ends at %v, none at %v", all.Curve[0], none.Curve[0])
 	}
 	if o, want := trainCoded(t, c, "int4 raw=3", 0.01), (3*32+9*int4.Up)/12; math.Abs(o.Up-want) > 1e-9 {
 		t.Errorf("%v bits up, want %v", o.Up, want)
@@ -205,9 +210,9 @@ func TestTheFirstGradientsAreRaw(t *testing.T) {
 
 func TestControlledPayloadsKeepToTheirBudget(t *testing.T) {
 	oneGoroutine(t)
-	c := shortly(tightStudy(), 24)
+	c := shortly(onText(true), 24)
 	before := make(map[float64]string)
-	for _, way := range append(tightStudy().ways, aceSync) {
+	for _, way := range compressions[len(compressions)-1].ways {
 		if !strings.HasPrefix(way, "auto:budget=0.08") {
 			continue
 		}
@@ -216,7 +221,7 @@ func TestControlledPayloadsKeepToTheirBudget(t *testing.T) {
 		if most := (2 + 22*0.08) / 24 * 32; o.Up > most || o.Up < most/2 {
 			t.Errorf("%s sends %.2f bits, want at most %.2f", way, o.Up, most)
 		}
-		before[o.end().Loss] = way
+		before[o.Loss] = way
 	}
 	if len(before) < 3 {
 		t.Errorf("weights or feedback make no difference: %v", before)
@@ -225,15 +230,12 @@ func TestControlledPayloadsKeepToTheirBudget(t *testing.T) {
 
 // A residual is a gradient of the rate at which it was lost: when the rate falls, it grows.
 func TestResidualsFollowTheRate(t *testing.T) {
-	c := shortly(textCoded("", "", false), 6)
+	c := shortly(onText(false), 6)
 	c.decay = 3
-	s, err := parseScheme("sign")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := c.start(s, 0.1, 1, 0)
+	s := settingOf(t, c, "sign", 0.1)
+	r, err := c.start(&s)
 	for range 4 {
-		last := slices.Clone(r.residuals[codedWorkers-1])
+		last := slices.Clone(r.workers[codedWorkers-1].residual)
 		if err == nil {
 			err = r.exchange()
 		}
@@ -245,13 +247,13 @@ func TestResidualsFollowTheRate(t *testing.T) {
 			factor = 10
 		}
 		for i, e := range last {
-			if x, sent := r.g[i]+factor*e, r.decoded[i]+r.residuals[codedWorkers-1][i]; math.Abs(float64(x-sent)) > 1e-5 {
+			if x, sent := r.g[i]+factor*e, r.decoded[i]+r.workers[codedWorkers-1].residual[i]; math.Abs(float64(x-sent)) > 1e-5 {
 				t.Fatalf("step %d, parameter %d: %v is sent or kept of %v", r.step, i, sent, x)
 			}
 		}
 	}
-	if r.rules[0].rate != 0.1/10 {
-		t.Errorf("the rate is %v", r.rules[0].rate)
+	if r.workers[0].rate != 0.1/10 {
+		t.Errorf("the rate is %v", r.workers[0].rate)
 	}
 }
 
@@ -260,7 +262,7 @@ func TestDenseCodecsLearnAsF32(t *testing.T) {
 	if os.Getenv("RACKWEAVE_LONG") == "" {
 		t.Skip("RACKWEAVE_LONG is not set: 20 pairs of trainings for each codec take minutes")
 	}
-	for _, p := range []plan{digitsCoded("digits", "", false), digitsCoded("skewed", "", true), textCoded("text", "", false)} {
+	for _, p := range compressions[:3] {
 		p.ways = []string{"int8", "int4"}
 		if err := p.run(t.Context(), &Config{Seeds: 20}); err != nil {
 			t.Fatal(err)

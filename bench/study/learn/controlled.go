@@ -16,9 +16,9 @@ type scheme struct {
 	codec.Pair
 	name     string
 	feedback bool
-	control  *ratecontrol.Spec // chooses the codecs of gradients, if it is not nil
-	random   bool              // groups have random weights for it
-	raw      int               // steps that gradients travel raw in, at first
+	law      ratecontrol.Spec // of the controller, if Auto is not empty
+	random   bool             // groups have random weights for it
+	raw      int              // steps that gradients travel raw in, at first
 	// Workers make local steps between rounds, in which they send how far they came, if local is not 0: so many steps, or at most so
 	// many if drift is not 0. Then the number follows the distance of their parameters, relative to the length of the parameters.
 	local int
@@ -32,23 +32,17 @@ const (
 )
 
 // parseScheme parses CODEC[/ANSWERS] or a controller's spec, followed by a space and a list of the words in the constants above,
-// raw=STEPS, every=STEPS or drift=D.
+// raw=STEPS, every=STEPS or drift=D. Answers are raw unless the way names their codec.
 func parseScheme(way string) (s scheme, err error) {
 	text, rest, _ := strings.Cut(way, " ")
 	s = scheme{name: way, feedback: true}
-	if ratecontrol.Is(text) {
-		s.control = new(ratecontrol.Spec)
-		if *s.control, err = ratecontrol.Parse(text); err == nil && s.control.Answers != "" {
-			s.Down, err = codec.Parse(s.control.Answers)
-		}
-	} else {
-		if !strings.Contains(text, "/") {
-			text += "/none"
-		}
-		s.Pair, err = codec.ParsePair(text, true)
-	}
-	if err != nil {
+	if s.Pair, err = codec.ParsePair(text, strings.Contains(text, "/") || strings.Contains(text, "answers=")); err != nil {
 		return scheme{}, err
+	}
+	if s.Auto != "" {
+		if s.law, err = ratecontrol.Parse(text); err != nil {
+			return scheme{}, err
+		}
 	}
 	for part := range strings.SplitSeq(rest, ", ") {
 		key, value, _ := strings.Cut(part, "=")
@@ -75,18 +69,9 @@ func parseScheme(way string) (s scheme, err error) {
 	return s, nil
 }
 
-// control is a controller with what it chooses from. Its groups are the payloads.
-type control struct {
-	*ratecontrol.Controller
-	codecs []codec.Spec // by its numbers
-	acts   []ratecontrol.Act
-	now    ratecontrol.Decision
-}
-
 // distortion returns what a codec loses of Gaussian values: a controller expects it until it has measured.
 func distortion(spec codec.Spec) float64 {
-	const n = 4096
-	chance, x, p := rand.New(rand.NewPCG(1, 9)), make([]float32, n), make([]byte, 4*n)
+	chance, x, p := rand.New(rand.NewPCG(1, 9)), make([]float32, 4096), make([]byte, 4*4096)
 	for i := range x {
 		x[i] = float32(chance.NormFloat64())
 	}
@@ -94,55 +79,53 @@ func distortion(spec codec.Spec) float64 {
 	return s.Lost / s.Energy
 }
 
-func newControl(s *scheme, r *codedRun) (*control, error) {
-	c := &control{codecs: []codec.Spec{{}}}
-	config := ratecontrol.Config{Spec: *s.control, Ranks: codedWorkers}
-	for name := range strings.SplitSeq(s.control.Codecs, "+") {
+// control prepares the controller. Its groups are the payloads.
+func (r *codedRun) control() (err error) {
+	r.codecs = []codec.Spec{{}}
+	config := ratecontrol.Config{Spec: r.law, Ranks: codedWorkers}
+	for name := range strings.SplitSeq(r.law.Codecs, "+") {
 		spec, err := codec.Parse(name)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		c.codecs = append(c.codecs, spec)
-		config.Codecs = append(config.Codecs, ratecontrol.Codec{Name: spec.String(), Bytes: spec.Bytes, Distortion: distortion(spec)})
+		r.codecs = append(r.codecs, spec)
+		config.Codecs = append(config.Codecs, ratecontrol.Codec{Name: name, Bytes: spec.Bytes, Distortion: distortion(spec)})
 	}
-	chance := rand.New(rand.NewPCG(r.seed, 9))
+	chance := rand.New(rand.NewPCG(r.Seed, 9))
 	for first, end := range r.payloads() {
 		g := ratecontrol.Group{Name: fmt.Sprint(first), Elems: end - first}
-		if s.random {
+		if r.random {
 			g.Weight = chance.Float64()
 		}
 		config.Groups = append(config.Groups, g)
 	}
-	var err error
-	if c.Controller, err = ratecontrol.New(config); err != nil {
-		return nil, err
+	if r.controller, err = ratecontrol.New(config); err == nil {
+		r.chosen = r.controller.Current().Codecs
 	}
-	c.now = c.Current()
-	return c, nil
+	return err
 }
 
-// on hands an event to the controller. All workers accept what it proposes at once.
-func (c *control) on(e ratecontrol.Event, probe func(rank int)) {
-	c.acts = c.On(e, c.acts[:0])
-	for _, a := range c.acts {
+// tell hands an event to the controller. All workers accept what it proposes at once.
+func (r *codedRun) tell(e ratecontrol.Event) {
+	for _, a := range r.controller.On(e, nil) {
 		switch a.Kind {
 		case ratecontrol.Propose:
 			for rank := range codedWorkers {
-				c.On(ratecontrol.Event{Kind: ratecontrol.Accept, Rank: rank, Version: a.Decision.Version}, nil)
+				r.controller.On(ratecontrol.Event{Kind: ratecontrol.Accept, Rank: rank, Version: a.Decision.Version}, nil)
 			}
 		case ratecontrol.Probe:
-			probe(a.Rank)
+			r.probe(a.Rank)
 		}
 	}
 }
 
 // begin announces a round, and takes over the decision that is effective from it on.
-func (c *control) begin(round int, probe func(rank int)) {
+func (r *codedRun) begin() {
 	for rank := range codedWorkers {
-		c.on(ratecontrol.Event{Kind: ratecontrol.Begin, Rank: rank, Step: uint64(round)}, probe)
+		r.tell(ratecontrol.Event{Kind: ratecontrol.Begin, Rank: rank, Step: uint64(r.round)})
 	}
-	if d := c.Current(); d.Step <= uint64(round) {
-		c.now = d
+	if d := r.controller.Current(); d.Step <= uint64(r.round) {
+		r.chosen = d.Codecs
 	}
 }
 
@@ -160,29 +143,29 @@ func sample(group int, number uint8, x []float32, p []byte) ratecontrol.Sample {
 	return s
 }
 
-// probe encodes the gradient at hand in each candidate, for a controller.
+// probe encodes the gradient at hand in each candidate, for the controller.
 func (r *codedRun) probe(rank int) {
 	var samples []ratecontrol.Sample
 	for first, end := range r.payloads() {
-		x := r.g[first:end]
-		for number, spec := range r.control.codecs {
-			p := r.payload[:spec.Encode(r.payload, x, nil, 1, r.key(rank, first))]
-			samples = append(samples, sample(first/r.coded.payload, uint8(number), x, p))
+		for number, spec := range r.codecs {
+			p := r.bytes[:spec.Encode(r.bytes, r.g[first:end], nil, 1, r.key(rank, first))]
+			samples = append(samples, sample(first/r.payload, uint8(number), r.g[first:end], p))
 		}
 	}
-	r.control.on(ratecontrol.Event{Kind: ratecontrol.Probed, Rank: rank, Samples: samples}, nil)
+	r.tell(ratecontrol.Event{Kind: ratecontrol.Probed, Rank: rank, Samples: samples})
 }
 
 // walk makes a worker's local steps, and sets g to how far they come. It returns their length, relative to that of the parameters.
 func (r *codedRun) walk(w, steps int) float64 {
-	copy(r.own, r.reference)
+	own, worker := r.decoded, &r.workers[w]
+	copy(own, r.reference)
 	for range steps {
-		r.task.gradient(r.own, r.g, r.shards[w].draw(r.chance, r.batch))
-		r.rules[w].update(r.own, r.g)
+		r.gradient(own, r.g, worker.draw(r.chance, r.batch))
+		worker.update(own, r.g)
 	}
 	distance, length := 0.0, 0.0
 	for i, v := range r.reference {
-		d := v - r.own[i]
+		d := v - own[i]
 		r.g[i] = d
 		distance, length = distance+float64(d*d), length+float64(v*v)
 	}

@@ -75,15 +75,17 @@ func interval(values []float64) Interval {
 
 // summarise makes a row of the outcomes of one variant, beside BSP's of the same seeds.
 func summarise(s Setting, outcomes, bsp []Outcome) Row {
-	row := Row{Cluster: s.Cluster.String(), Way: s.Policy.String(), Runs: len(outcomes)}
-	if s.Outer.Every > 0 {
-		row.Way = s.Outer.String()
-	}
-	var times, over, accuracy, gain, switched, crossed []float64
+	row := Row{Cluster: s.Cluster.String(), Way: s.way(), Rate: s.LR, Runs: len(outcomes), Curve: slices.Clone(outcomes[0].Curve)}
+	clear(row.Curve)
+	var times, ratios, accuracy, loss, cost, switched, crossed []float64
 	n := float64(len(outcomes))
 	for i, o := range outcomes {
-		accuracy = append(accuracy, 100*o.Accuracy)
-		gain = append(gain, 100*(o.Accuracy-bsp[i].Accuracy))
+		accuracy, loss = append(accuracy, 100*o.Accuracy), append(loss, o.Loss)
+		row.Up, row.Down = row.Up+o.Up/n, row.Down+o.Down/n
+		for k, p := range o.Curve {
+			to := &row.Curve[k]
+			to.Step, to.Bytes, to.Loss, to.Accuracy = p.Step, to.Bytes+p.Bytes/n, to.Loss+p.Loss/n, to.Accuracy+p.Accuracy/n
+		}
 		row.RateRatio += float64(o.Pushes) / o.Time * bsp[i].Time / float64(bsp[i].Pushes) / n
 		row.MaxLead = max(row.MaxLead, o.MaxLead)
 		crossed = append(crossed, o.Crossed)
@@ -100,12 +102,25 @@ func summarise(s Setting, outcomes, bsp []Outcome) Row {
 		}
 		times = append(times, time)
 		if his > 0 {
-			over = append(over, time/his)
+			ratios = append(ratios, time/his)
+		}
+		if o.Bytes*bsp[i].Bytes > 0 {
+			cost = append(cost, o.Bytes/bsp[i].Bytes)
 		}
 	}
-	row.Time, row.OverBSP, row.Accuracy, row.Gain = spread(times), spread(over), interval(accuracy), interval(gain)
+	row.Time, row.OverBSP, row.Cost = spread(times), spread(ratios), spread(cost)
+	row.Accuracy, row.Gain, row.Loss = interval(accuracy), over(outcomes, bsp), interval(loss)
 	row.Crossed, row.Switched, row.Switches = spread(crossed), spread(switched), len(switched)
 	return row
+}
+
+// over returns the points of accuracy by which trainings end above others of the same seeds.
+func over(outcomes, others []Outcome) Interval {
+	var points []float64
+	for i, o := range outcomes {
+		points = append(points, 100*(o.Accuracy-others[i].Accuracy))
+	}
+	return interval(points)
 }
 
 // column is a figure of a row.

@@ -70,6 +70,20 @@ type Setting struct {
 	// outer optimizer.
 	Core  float64
 	Outer outer.Optimizer
+	// Of a study of codecs, which has no clusters and no policies: its training, and the way to send gradients. Otherwise nil.
+	coded *coded
+	scheme
+}
+
+// way returns the name of the policy, of how racks meet, or of the way to send gradients.
+func (s *Setting) way() string {
+	switch {
+	case s.coded != nil:
+		return s.name
+	case s.Outer.Every > 0:
+		return s.Outer.String()
+	}
+	return s.Policy.String()
 }
 
 // Outcome is the result of a training.
@@ -84,6 +98,11 @@ type Outcome struct {
 	Crossed  float64   // models that crossed the core, from each rack
 	Switched float64   // epoch at which Strategy-Switch switched. If 0, it did not
 	Losses   []float64 // on the way to the target
+	// Of a training with codecs: bits for an element of a gradient, and of an answer, the bytes to the target, and the way. Its times
+	// are in steps.
+	Up, Down float64
+	Bytes    float64
+	Curve    []Point
 }
 
 // arrival is a push that will be there at a time.
@@ -135,6 +154,9 @@ type training struct {
 
 // Run trains.
 func Run(ctx context.Context, s Setting) (Outcome, error) {
+	if s.coded != nil {
+		return s.coded.train(ctx, &s)
+	}
 	n := len(s.Cluster.Steps)
 	if n == 0 || s.Batch < n || s.Epochs < 1 {
 		return Outcome{}, fmt.Errorf("learning needs workers, a batch of at least a sample each, and an epoch: it has %d, %d and %d", n,

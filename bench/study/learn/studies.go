@@ -93,6 +93,9 @@ func switchWays() (ways []string) {
 }
 
 func (s *Setting) describe() string {
+	if s.coded != nil {
+		return s.coded.describe()
+	}
 	text := fmt.Sprintf("digits, network %d-%d-%d, SGD lr %g", pixels, hidden, classes, s.LR)
 	if s.Momentum > 0 {
 		text += fmt.Sprintf(" momentum %g", s.Momentum)

@@ -38,7 +38,7 @@ const maxSeeds = 1000
 // plan is one question, and its answer after it has run.
 type plan struct {
 	name, title string
-	way         string // the heading of ways. If empty, policy
+	way         string // the heading of ways. If empty, policy, after their cluster
 	than        string // the way that the others are compared with, beside none
 	columns     []column
 	clusters    []Cluster
@@ -47,8 +47,7 @@ type plan struct {
 	note        string // more about the setting
 	folds       int    // if 0, one
 	tell        func(*plan)
-	real        bool   // through an aggregator, by the clock
-	coded       *coded // ways to shorten gradients; base, clusters and folds are not used
+	real        bool // through an aggregator, by the clock
 
 	rows     []Row
 	findings []string // in words, what the rows show
@@ -104,21 +103,13 @@ func Learn(ctx context.Context, cfg Config, out io.Writer) ([]Study, error) {
 }
 
 // describe returns the setting of all rows.
-func (p *plan) describe() string {
-	if p.coded != nil {
-		return p.coded.describe() + "; " + p.note
-	}
-	return p.base.describe() + "; " + p.note
-}
+func (p *plan) describe() string { return p.base.describe() + "; " + p.note }
 
 // run answers the question.
 func (p *plan) run(ctx context.Context, cfg *Config) error {
 	run := p.simulate
-	switch {
-	case p.real:
+	if p.real {
 		run = p.runReal
-	case p.coded != nil:
-		run = p.runCoded
 	}
 	if err := run(ctx, cfg); err != nil {
 		return err
@@ -137,18 +128,14 @@ func (p *plan) find(format string, args ...any) {
 // write prints the answer.
 func (p *plan) write(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "\n# %s: %s\n# %s\n", p.name, p.title, p.describe())
-	if p.coded == nil {
-		fmt.Fprint(w, "cluster\t")
-	}
-	fmt.Fprint(w, cmp.Or(p.way, "policy"))
+	fmt.Fprintf(w, "\n# %s: %s\n# %s\n%s", p.name, p.title, p.describe(), cmp.Or(p.way, "cluster\tpolicy"))
 	for _, c := range p.columns {
 		fmt.Fprint(w, "\t", c.head)
 	}
 	for i := range p.rows {
 		r := &p.rows[i]
 		fmt.Fprintln(w)
-		if p.coded == nil {
+		if p.way == "" {
 			fmt.Fprint(w, r.Cluster, "\t")
 		}
 		fmt.Fprint(w, r.Way)
@@ -170,6 +157,8 @@ func (p *plan) variants() ([]Setting, error) {
 		s := p.base
 		var err error
 		switch {
+		case s.coded != nil:
+			s.scheme, err = parseScheme(way)
 		case s.Core > 0:
 			s.Outer, err = outer.Parse(way)
 		default:
@@ -186,6 +175,9 @@ func (p *plan) variants() ([]Setting, error) {
 // simulate runs every variant on every cluster, with every fold and seed: pairs that differ in the variant only.
 func (p *plan) simulate(ctx context.Context, cfg *Config) error {
 	variants, err := p.variants()
+	if err == nil && p.base.coded != nil {
+		err = p.tune(ctx, cfg, variants)
+	}
 	if err != nil {
 		return err
 	}
@@ -205,43 +197,34 @@ func (p *plan) simulate(ctx context.Context, cfg *Config) error {
 	if err != nil {
 		return err
 	}
-	each := folds * cfg.Seeds
+	each, than := folds*cfg.Seeds, 1+slices.Index(p.ways, p.than)
 	for i := range p.clusters {
-		bsp := outcomes[i*len(variants)*each:][:each]
+		bsp := outcomes[i*len(variants)*each:]
 		for k := range variants {
 			first := (i*len(variants) + k) * each
-			p.rows = append(p.rows, summarise(settings[first], outcomes[first:first+each], bsp))
+			row := summarise(settings[first], outcomes[first:first+each], bsp)
+			row.Over = over(outcomes[first:first+each], bsp[than*each:])
+			p.rows = append(p.rows, row)
 		}
 	}
 	return nil
 }
 
-// runAll runs trainings. Each depends on its setting only.
+// runAll runs trainings on all processors. Each depends on its setting only.
 func runAll(ctx context.Context, settings []Setting, bar *report.Progress) ([]Outcome, error) {
-	outcomes := make([]Outcome, len(settings))
-	err := parallel(ctx, len(settings), bar, func(ctx context.Context, i int) (err error) {
-		if outcomes[i], err = Run(ctx, settings[i]); err != nil {
-			return fmt.Errorf("%v on %v: %w", settings[i].Policy, settings[i].Cluster, err)
-		}
-		return nil
-	})
-	return outcomes, err
-}
-
-// parallel calls f with each number below n, on all processors.
-func parallel(ctx context.Context, n int, bar *report.Progress, f func(ctx context.Context, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
-	for i := range n {
-		g.Go(func() error {
-			err := f(ctx, i)
-			if err == nil {
-				bar.Add(1)
+	outcomes := make([]Outcome, len(settings))
+	for i, s := range settings {
+		g.Go(func() (err error) {
+			if outcomes[i], err = Run(ctx, s); err != nil {
+				return fmt.Errorf("%s %v: %w", s.way(), s.Cluster, err)
 			}
-			return err
+			bar.Add(1)
+			return nil
 		})
 	}
-	return g.Wait()
+	return outcomes, g.Wait()
 }
 
 // row finds a row.
