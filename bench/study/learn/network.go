@@ -40,27 +40,13 @@ type activations struct {
 func (n *network) forward(x *image, a *activations) float64 {
 	h := &a.hidden
 	copy(h[:], n[biases1:weights2])
-	for p, ink := range x.ink {
-		if ink == 0 {
-			continue
-		}
-		row := n[p*hidden : (p+1)*hidden]
-		for j := range h {
-			h[j] += ink * row[j]
-		}
-	}
+	multiply(h[:], x.ink[:], n[:biases1])
 	out := &a.output
 	copy(out[:], n[biases2:])
-	for j := range h {
-		if h[j] <= 0 {
-			h[j] = 0
-			continue
-		}
-		row := n[weights2+j*classes : weights2+(j+1)*classes]
-		for k := range out {
-			out[k] += h[j] * row[k]
-		}
+	for j, v := range h {
+		h[j] = max(v, 0)
 	}
+	multiply(out[:], h[:], n[weights2:biases2])
 	highest := slices.Max(out[:])
 	own := out[x.digit] - highest
 	sum := 0.0

@@ -109,10 +109,14 @@ func multiply(y, x, w []float32) {
 		if v == 0 {
 			continue
 		}
-		row := w[k*len(y) : (k+1)*len(y)]
-		for i := range y {
-			y[i] += v * row[i]
-		}
+		add(y, v, w[k*len(y):(k+1)*len(y)])
+	}
+}
+
+// add adds v times x to y.
+func add(y []float32, v float32, x []float32) {
+	for i := range y {
+		y[i] += v * x[i]
 	}
 }
 
@@ -213,15 +217,8 @@ func (p *pass) attend(h, t int) {
 		highest = max(highest, share[s])
 	}
 	softmax(share, highest)
-	multiplyValues(p.seen[t][h*perHead:(h+1)*perHead], share, p, h)
-}
-
-func multiplyValues(seen, share []float32, p *pass, h int) {
 	for s, weight := range share {
-		v := p.qkv[s][2*width+h*perHead:][:len(seen)]
-		for i := range seen {
-			seen[i] += weight * v[i]
-		}
+		add(p.seen[t][h*perHead:(h+1)*perHead], weight, p.qkv[s][2*width+h*perHead:])
 	}
 }
 
@@ -289,10 +286,7 @@ func (p *pass) attended(d *[window][3 * width]float32, seen []float32, h, t int)
 	q, dq := p.qkv[t][h*perHead:][:perHead], d[t][h*perHead:][:perHead]
 	for s, weight := range share {
 		e := weight * (ds[s] - along) * scale
-		k, dk := p.qkv[s][width+h*perHead:][:perHead], d[s][width+h*perHead:][:perHead]
-		for i := range k {
-			dq[i] += e * k[i]
-			dk[i] += e * q[i]
-		}
+		add(dq, e, p.qkv[s][width+h*perHead:])
+		add(d[s][width+h*perHead:][:perHead], e, q)
 	}
 }
