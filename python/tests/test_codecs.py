@@ -41,6 +41,10 @@ def codecs():
         rackweave.world().session(mode="aggregate", compress="zip")
     except rackweave.RefusedError as e:
         results["refused"] = str(e)
+    try:
+        rackweave.world().session(mode="aggregate", compress=8)
+    except rackweave.ConfigError as e:
+        results["type"] = str(e)
     return results
 
 
@@ -83,6 +87,7 @@ class Codecs(unittest.TestCase):
                 self.assertEqual(r["whole"], 4000)
                 self.assertTrue(r["exact"])
                 self.assertIn("use one of none, int8", r["refused"])
+                self.assertEqual(r["type"], "compress is 8: give a string")
 
 
 if __name__ == "__main__":

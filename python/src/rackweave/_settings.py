@@ -89,9 +89,9 @@ def read(
     """Returns the settings: arguments first, then the environment."""
     env = os.environ if environ is None else environ
     texts = {"address": address, "job": job, "token": token, "ca": ca, "provider": provider, "policy": policy, "compress": compress}
-    _check("a string", str, **texts)
-    _check("a whole number", numbers.Integral, rank=rank, world_size=world_size)
-    _check("seconds, as a number", numbers.Real, timeout=timeout)
+    check("a string", str, **texts)
+    check("a whole number", numbers.Integral, rank=rank, world_size=world_size)
+    check("seconds, as a number", numbers.Real, timeout=timeout)
     if rank is None or world_size is None:
         found_rank, found_size = _rank(env)
         rank = found_rank if rank is None else rank
@@ -118,7 +118,7 @@ def read(
     )
 
 
-def _check(what: str, kind: Any, **values: Any) -> None:
+def check(what: str, kind: Any, **values: Any) -> None:
     for name, value in values.items():
         if value is not None and not isinstance(value, kind):
             shown = repr(value) if name != "token" else f"of type {type(value).__name__}"

@@ -46,6 +46,7 @@ class World:
         In mode stream, policy says who waits for whom; compress names the codecs, and as_is keeps what they leave from being scaled
         with the learning rate. None: what init was given.
         """
+        _settings.check("a string", str, policy=policy, compress=compress)
         if policy is None:
             policy = self.settings.policy if mode == "stream" else ""
         if compress is None:
