@@ -3,6 +3,7 @@ package bench
 import (
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,7 +71,11 @@ func TestTheReferenceFollowsTheCodecsThatWorkersWereTold(t *testing.T) {
 		}
 	}
 	const meet = "every=2,rule=nesterov,lr=0.7,momentum=0.9"
-	err := s.take(&workerReport{Codecs: &report.Codecs{Names: "int8/int8"}, Outer: meet, Core: "f32", Racks: []int{1, 2}})
+	err := s.take(&workerReport{Codecs: &report.Codecs{Names: "none"}, Outer: "none", Core: "int4"})
+	if err == nil || !strings.Contains(err.Error(), "codecs between racks (core: int4") {
+		t.Errorf("codecs between racks: %v", err)
+	}
+	err = s.take(&workerReport{Codecs: &report.Codecs{Names: "int8/int8"}, Outer: meet, Core: "f32", Racks: []int{1, 2}})
 	if err == nil {
 		t.Fatal("answers that differ by rack are verified")
 	}

@@ -20,7 +20,8 @@ func (s *Spec) take(r *workerReport) (err error) {
 		return err
 	}
 	if s.core, err = chunk.ParseDType(r.Core); err != nil {
-		return err
+		return fmt.Errorf("codecs between racks (core: %s in the cluster's file) are not verified: use core f32 or bf16, or no --verify",
+			r.Core)
 	}
 	if s.outer.Every > 0 && (s.outer.Fragments != 1 || s.Steps()%s.outer.Every != 0) {
 		return fmt.Errorf("%d exchanges of racks that meet by %v end with parameters that differ by rack, which are not verified: use 1 fragment and a multiple of %d exchanges",
