@@ -29,7 +29,7 @@ class Told:
 
 
 def joined(*controls: Any) -> Aggregators:
-    a = Aggregators(read({}, address="http://127.0.0.1:1", rank=0, world_size=1), lambda error: None)
+    a = Aggregators(read({}, address="http://127.0.0.1:1", rank=0, world_size=1), lambda error: None, lambda codecs: False)
     a._all = list(controls)
     return a
 
