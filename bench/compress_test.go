@@ -33,6 +33,9 @@ func codedReference(t *testing.T, s Spec, codecs string, tensor int) []float32 {
 
 // What the workers of a job without answers' codec lost is only delayed, and codecs that lose nothing change nothing.
 func TestTheReferenceIsNearThatWithoutCodecs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("computes for long in plain Go: left out by -short")
+	}
 	for _, optimizer := range []string{"sum", "sgd_torch"} {
 		s := momentumSpec("auto")
 		if s.Optimizer = optimizer; optimizer == "sum" {
@@ -90,6 +93,10 @@ func TestEveryCodecAndRuleEqualPlainGo(t *testing.T) {
 		{"fp8-e4m3", "adamw_torch"}, {"fp8-e5m2", "rmsprop_torch"}, {"int8:stochastic", "adagrad_torch"}, {"none/int8", "sum"},
 		{"none/int4", "sgd_torch"}, {"int8/none", "sum"},
 	} {
+		if testing.Short() && i > 2 {
+			t.Log("-short leaves out the codecs after the first three, which differ in arithmetic alone")
+			break
+		}
 		provider := []string{verbs.ProviderSHM, verbs.ProviderTCP}[i%2]
 		t.Run(tc.compress+" "+tc.optimizer+" "+provider, func(t *testing.T) {
 			s := momentumSpec(provider)
