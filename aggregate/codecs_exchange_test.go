@@ -227,7 +227,7 @@ func TestWorkersThatPullNowAndThenHaveTheSameParameters(t *testing.T) {
 	}
 }
 
-// Workers whose parameters are not those that were restored get them as they are.
+// After a restore, the next answer carries the parameters uncompressed.
 func TestAnswersAfterARestoreLeadToTheRestoredParameters(t *testing.T) {
 	h, p := optim.SGDTorch.Defaults(), pair(t, "none/int8", true)
 	r, network := simRack(t, 5, "", 2, racktest.Config{Lanes: 2, Window: 4, Tensors: tensorsOf(chunk.F32, 3000),

@@ -94,7 +94,7 @@ type codedRack struct {
 type codedEnd struct {
 	memory []byte
 	mr     verbs.MR
-	sent   int // messages, each of which takes a slot until it is answered
+	sent   int // messages; each one holds a slot until it is answered
 	epoch  [codedChunks]uint8
 }
 

@@ -106,7 +106,7 @@ static int is_plain(const struct pass *p, const struct rwk_sources *in, uint64_t
 	       alike(in) == in->count;
 }
 
-/* Runs a pass over sources of which some are coded. Their sum waits in the first-level cache, a block at a time. */
+/* Runs a pass if some sources are payloads. It sums a block at a time, which stays in the first-level cache. */
 static void run_coded(const struct rwk_ops *ops, const struct pass *p, const struct rwk_sources *in, uint64_t n)
 {
 	_Alignas(RWK_LINE) float part[BLOCK];

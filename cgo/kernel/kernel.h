@@ -70,8 +70,9 @@ struct rwk_encoding {
 	uint8_t reference; /* whether memory is a reference */
 };
 /*
- * Writes the payload of values + factor*memory, of which memory becomes what is lost; or with reference that of values - memory, to
- * which memory gains what is sent. Returns the payload's length, or 0 if the codec is unknown. No byte behind it is written.
+ * Writes the payload of values + factor*memory, and stores what it loses in memory. With reference it writes the payload of
+ * values - memory, and adds what it sends to memory. Returns the payload's length, or 0 if the codec is unknown. No byte behind the
+ * payload is written.
  */
 uint64_t rwk_encode(int isa, const struct rwk_encoding *e);
 

@@ -114,7 +114,7 @@ extern const struct rwk_ops rwk_ops_avx2, rwk_ops_avx512;
 extern const struct rwk_ops rwk_ops_neon;
 #endif
 
-/* Returns the number of blocks of n elements, each of which has a scale. */
+/* Returns the number of blocks in n elements. Each block has a scale. */
 static inline uint64_t rwk_codec_blocks(uint64_t n)
 {
 	return (n + RWK_CODEC_BLOCK - 1) / RWK_CODEC_BLOCK;

@@ -189,8 +189,9 @@ func (t *table) lose(g int, c uint8, share, weight float64) {
 // margin is the share of the bandwidth that a budget uses.
 const margin = 0.9
 
-// worth writes each group's value, of which a codec keeps the share that it does not lose: by law greedy the energy of its
-// gradients, that of a typical element until it is known; by law ace the importance of its elements (equations 3 and 4).
+// worth writes each group's value. A codec keeps the share of it that it does not lose. By law greedy the value is the energy of
+// the group's gradients, or until that is known, of a typical element. By law ace it is the importance of the group's elements
+// (equations 3 and 4).
 func (s *Spec) worth(t *table, to []float64) {
 	if s.Law == aceLaw {
 		rms, variance := scores(t.rms), scores(t.variance)

@@ -27,8 +27,8 @@ type link struct {
 	rtt, overlap   float64 // seconds; 0 until known
 }
 
-// acked adds what was acknowledged, of which each chunk costs the hosts perChunk seconds. limited tells that the sender, and not
-// the link, decided how long it took.
+// acked adds acknowledged bytes. Each chunk costs the hosts perChunk seconds. limited reports that the sender, not the link,
+// determined the time.
 func (l *link) acked(bytes, seconds float64, chunks int, limited bool, perChunk float64) {
 	if limited || !(bytes > 0) || !(seconds > 0) || math.IsInf(bytes+seconds, 1) || chunks <= 0 {
 		l.bytes, l.seconds, l.chunks = 0, 0, 0

@@ -29,7 +29,7 @@ type coded struct {
 	task    func(fold int) task
 	skewed  bool
 	adam    bool      // else SGD with momentum
-	rates   []float64 // of which each way takes its best
+	rates   []float64 // learning rates; each way trains with its best one
 	steps   int
 	batch   int // samples of a worker
 	payload int // elements

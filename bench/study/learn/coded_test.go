@@ -181,7 +181,7 @@ func TestWaysThatAreNoneAreRefusedByName(t *testing.T) {
 	}
 }
 
-// To send how far a step of its own came is what an aggregator does with a gradient.
+// A worker that takes one step and sends the difference trains as one that sends its gradient.
 func TestALocalStepTrainsAsTheAggregators(t *testing.T) {
 	oneGoroutine(t)
 	c := shortly(onText(true), 12)

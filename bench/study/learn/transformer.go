@@ -270,7 +270,7 @@ func (n *transformer) backward(g *transformer, p *pass, text []byte, weight floa
 	}
 }
 
-// attended adds the slopes of queries, keys and values of which a head saw at a letter.
+// attended adds the slopes of the queries, keys and values that a head used at a letter.
 func (p *pass) attended(d *[window][3 * width]float32, seen []float32, h, t int) {
 	share := p.share[h][t][:t+1]
 	var ds [window]float32
