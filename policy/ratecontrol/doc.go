@@ -28,12 +28,11 @@
 //
 // # Calm
 //
-// Every 50 steps the bytes are compared with the budget since the last time: a deviation below the mean. If they are more than 1.1
-// of it, groups come down as far as they must. They rise by one rung, and only after the budget has allowed it in each of 100
+// Every 50 steps the bytes are compared with the budget since the last time: a deviation below the mean. If they are more than
+// 1.1 of it, groups come down as far as they must. They rise by one rung, and only after the budget has allowed it in each of 100
 // steps, if that loses at least 5 % less. When groups must fall after they rose, these windows double, up to 1600 steps. On
-// simulated
-// links of 5 to 200 Mb/s that change every few seconds, a job takes 1.00 to 1.07 of the best fixed codec's time in hindsight;
-// with one rung at a time downwards too, and rises by the present budget, it took 1.2 to 1.6.
+// simulated links of 5 to 200 Mb/s that change every few seconds, a job takes 1.00 to 1.07 of the best fixed codec's time in
+// hindsight; with one rung at a time downwards too, and rises by the present budget, it took 1.2 to 1.6.
 //
 // # ACE-Sync
 //
