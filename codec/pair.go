@@ -22,8 +22,11 @@ func ParsePair(text string, answers bool) (p Pair, err error) {
 		return parseAuto(text, parameters, answers)
 	}
 	up, down, given := strings.Cut(text, "/")
-	if text == "" {
+	switch {
+	case text == "":
 		return Pair{}, nil
+	case up == "" || given && down == "":
+		return Pair{}, fmt.Errorf("codecs %q: a codec is missing: use CODEC or CODEC/ANSWERS, with none for values as they are", text)
 	}
 	if p.Up, err = Parse(up); err != nil {
 		return Pair{}, err
@@ -52,10 +55,11 @@ func parseAuto(text, parameters string, answers bool) (Pair, error) {
 	up, down := "int8", ""
 	for part := range strings.SplitSeq(parameters, ",") {
 		key, value, _ := strings.Cut(part, "=")
-		switch value = strings.TrimSpace(value); strings.TrimSpace(key) {
-		case "codecs":
+		switch key, value = strings.TrimSpace(key), strings.TrimSpace(value); {
+		case value == "": // the controller's parser refuses it
+		case key == "codecs":
 			up, _, _ = strings.Cut(value, "+")
-		case "answers":
+		case key == "answers":
 			down = "/" + value
 		}
 	}

@@ -22,7 +22,10 @@ func TestPairsNameTheAnswersCodecOrTakeAFittingOne(t *testing.T) {
 		{"auto:codecs=sign+int4,answers=none", false, "auto:codecs=sign+int4,answers=none"},
 		{"auto: codecs = int3", true, "unknown codec"}, {"auto:law=ace, answers= sign ", true, "use none, int8, int4"},
 		{"auto:answers=sign", true, "use none, int8, int4"}, {"auto:codecs=int3", true, "unknown codec"},
-		{"int3", true, "unknown codec"}, {"int8/", true, "unknown codec"}, {"int8/int8/int8", true, "unknown codec"},
+		{"int3", true, "unknown codec"}, {"int8/", true, `"int8/": a codec is missing: use CODEC or CODEC/ANSWERS`},
+		{"/int8", true, `"/int8": a codec is missing`}, {"/", true, "a codec is missing"},
+		{"auto:answers=,codecs=", true, "auto:answers=,codecs="},
+		{"int8/int8/int8", true, "unknown codec"},
 	} {
 		p, err := ParsePair(tc.text, tc.answers)
 		if err == nil && p.String() != tc.want || err != nil && !strings.Contains(err.Error(), tc.want) {
