@@ -84,7 +84,9 @@ func newGuard() (*guard, error) {
 
 // wait kills the group and waits for the guard's end. It may be called twice.
 func (g *guard) wait() {
-	g.pipe.Close()
+	if g.pipe.Close() == nil {
+		_ = syscall.Kill(-g.cmd.Process.Pid, syscall.SIGKILL) // a guard that is stopped kills nothing
+	}
 	_ = g.cmd.Wait() // it was killed
 }
 

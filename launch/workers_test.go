@@ -98,6 +98,25 @@ func TestEveryWorkerIsToldItsPlaceAndHeard(t *testing.T) {
 	}
 }
 
+func TestAStoppedGuardHoldsNobodyUp(t *testing.T) {
+	p, err := Start(exec.Command("sleep", "600"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(p.group, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(p.PID(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-p.Ended():
+	case <-time.After(atMost):
+		_ = syscall.Kill(p.group, syscall.SIGCONT)
+		t.Error("the group is not killed")
+	}
+}
+
 func TestOneFailureEndsAllAndIsNamed(t *testing.T) {
 	for _, c := range []struct {
 		name, script string
