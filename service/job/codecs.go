@@ -28,7 +28,8 @@ const (
 // codecControl changes the codecs of a job's gradients while the job runs. Each rack decides for its own workers. Tensors that are
 // registered after the first gradient keep their codec.
 type codecControl struct {
-	job *Job
+	job  *Job
+	late bool // lanes have not answered the last look; only run uses it
 
 	mu        sync.Mutex              // locked by look and describe, and by callers of the other methods
 	specs     []codec.Spec            // by number in decisions
@@ -49,7 +50,7 @@ func startCodecs(j *Job) {
 	j.Table.Running.Go(j.codecs.run)
 }
 
-// run ends with the job, and when its lanes do not answer.
+// run ends with the job. While its lanes do not answer, codecs stay.
 func (c *codecControl) run() {
 	tick := time.NewTicker(gaugeEvery)
 	defer tick.Stop()
@@ -61,11 +62,23 @@ func (c *codecControl) run() {
 			return
 		case <-tick.C:
 		}
-		if err := c.look(); err != nil {
-			c.stop(err)
+		if !c.heed(c.look()) {
 			return
 		}
 	}
+}
+
+// heed takes the error of a look, and reports whether to look again. Lanes answer late while a checkpoint is written, for instance.
+func (c *codecControl) heed(err error) bool {
+	late := errors.Is(err, context.DeadlineExceeded)
+	switch {
+	case late && !c.late:
+		c.job.Table.Log.Warn("lanes do not answer: codecs stay until they do", "job", c.job.Name, "within", gaugeWithin)
+	case err != nil && !late:
+		c.stop(err)
+	}
+	c.late = late
+	return err == nil || late
 }
 
 func (c *codecControl) stop(err error) {

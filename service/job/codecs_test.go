@@ -187,6 +187,27 @@ func TestAnOperatorsCodecHoldsUntilTheControllerChoosesAgain(t *testing.T) {
 	}
 }
 
+func TestLanesThatAnswerLateAreAskedAgain(t *testing.T) {
+	p := newPlayed(t, "auto:budget=0.15", 2)
+	var log strings.Builder
+	p.job.Table.Log = slog.New(slog.NewTextHandler(&log, nil))
+	p.next()
+	for _, err := range []error{context.DeadlineExceeded, fmt.Errorf("lane 1: %w", context.DeadlineExceeded), nil} {
+		if !p.heed(err) {
+			t.Errorf("after %v nobody looks again", err)
+		}
+	}
+	if _, err := p.job.SetCodec("int4"); err != nil {
+		t.Error(err)
+	}
+	if n := strings.Count(log.String(), "lanes do not answer"); n != 1 {
+		t.Errorf("%d lines of log: %s", n, &log)
+	}
+	if p.heed(errors.New("refused")) {
+		t.Error("the control goes on after an error that stays")
+	}
+}
+
 func TestACodecIsNotSetWhereNobodyChoosesAnyMore(t *testing.T) {
 	p := newPlayed(t, "auto:budget=0.15", 2)
 	p.next()
