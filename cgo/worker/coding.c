@@ -1,21 +1,32 @@
 /* Compressed gradients, with what is left for the next ones, and compressed answers. */
+#define _GNU_SOURCE
 #include "../kernel/codecs.h"
 #include "internal.h"
 
 #include <math.h>
 #include <string.h>
+#include <sys/mman.h>
 
 /* The places in a payload's header of whether more follows at once, and of what a codec lost, in squares. */
 enum { PAYLOAD_MORE = 3, PAYLOAD_LOST = 12 };
 
-/* Returns memory with its pages in place, so that the data path does not wait for them. */
+enum { IN_PLACE = 1 << 30, PAGE = 4096 };
+
+/*
+ * Returns zeros, with their pages in place, so that the data path does not wait for them. Clearing very large memory would make
+ * the caller wait for minutes, so its pages come as they are used.
+ */
 static float *zeros(uint64_t elems)
 {
+	const size_t bytes = elems * sizeof(float), late = bytes > IN_PLACE ? bytes & ~(size_t)(PAGE - 1) : 0;
 	void *p;
 
-	if (posix_memalign(&p, 64, elems * sizeof(float)))
+	if (posix_memalign(&p, late ? PAGE : 64, bytes))
 		return NULL;
-	memset(p, 0, elems * sizeof(float));
+	if (!late || madvise(p, late, MADV_DONTNEED)) /* memory that is locked keeps its pages */
+		memset(p, 0, bytes);
+	else
+		memset((char *)p + late, 0, bytes - late);
 	return p;
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/rackweave/rackweave/cgo/worker"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 )
 
 // resident returns the resident memory of this process.
@@ -21,6 +22,28 @@ func resident(t *testing.T) uint64 {
 		t.Fatal(err)
 	}
 	return pages * uint64(os.Getpagesize())
+}
+
+func TestAVeryLargeResidualTakesMemoryAsItIsUsed(t *testing.T) {
+	const elems = 1<<29 + 100
+	cfg := worker.Config{ChunkBytes: chunk.MaxChunkBytes, Window: 2, SendDepth: 64, Staging: 2}
+	w, rc := worker.Open(cfg, make([]worker.NIC, 1), 1)
+	if rc < 0 {
+		t.Fatalf("open: %d", rc)
+	}
+	defer worker.Close(w)
+	desc := worker.Tensor{Elems: elems, WireType: uint8(chunk.F32), MemoryType: uint8(chunk.F32)}
+	lane := make([]uint32, (4*elems+chunk.MaxChunkBytes-1)/chunk.MaxChunkBytes)
+	if rc := worker.Add(w, []worker.Tensor{desc}, lane); rc < 0 {
+		t.Fatalf("add: %d", rc)
+	}
+	before := resident(t)
+	if rc := worker.Compress(w, 0, worker.Codec{ID: uint8(codec.Int8)}); rc < 0 {
+		t.Fatalf("compress: %d", rc)
+	}
+	if more := resident(t) - before; more > elems {
+		t.Errorf("%d bytes are in place for %d elements", more, elems)
+	}
 }
 
 func TestATensorTakesNoMemoryInLanesWithoutItsChunks(t *testing.T) {
