@@ -28,7 +28,7 @@ var house = map[string][]string{
 		"launch/control", "service", "service/api", "service/etcd", "service/keys", "service/membership", "service/racks", "client",
 		"aggregate", "aggregate/optim", "chunk", "codec", "doctor", "rxe", "numa", "verbs", "cgo"},
 	"cmd/rackweave-etcd": {"service/etcd/server"},
-	"bench": {"bench/models", "hierarchy/outer", "policy", "launch", "client", "service/api", "aggregate/optim",
+	"bench": {"bench/models", "hierarchy", "hierarchy/outer", "policy", "launch", "client", "service/api", "aggregate/optim",
 		"aggregate/outer", "chunk", "codec", "numa", "verbs", "cgo"},
 	"bench/models": {"chunk"},
 	"service": {"service/api", "service/checkpoint", "service/cluster", "service/door", "service/engine", "service/job",

@@ -74,10 +74,11 @@ func TestTheReferenceFollowsTheCodecsThatWorkersWereTold(t *testing.T) {
 		}
 	}
 	const meet = "every=2,rule=nesterov,lr=0.7,momentum=0.9"
-	err := s.take(&workerReport{Codecs: &report.Codecs{Names: "none"}, Outer: "none", Core: "int4"})
+	err := s.take(&workerReport{Codecs: &report.Codecs{Names: "none"}, Outer: meet, Core: "int4"})
 	if err == nil || !strings.Contains(err.Error(), "codecs between racks (core: int4") {
-		t.Errorf("codecs between racks: %v", err)
+		t.Errorf("codecs between racks that meet: %v", err)
 	}
+	s = momentumSpec("auto")
 	err = s.take(&workerReport{Codecs: &report.Codecs{Names: "int8/int8"}, Outer: meet, Core: "f32", Racks: []int{1, 2}})
 	if err == nil {
 		t.Fatal("answers that differ by rack are verified")
@@ -132,14 +133,21 @@ func TestCodecsOfRacksAndPartsEqualPlainGo(t *testing.T) {
 		cluster racks.Cluster
 		change  func(*Spec)
 	}{
+		{"codecs between racks too", racks.Cluster{Shape: "sharded", Core: "int4:stochastic"}, func(s *Spec) { s.Compress = "int8" }},
+		{"codecs in a chain", racks.Cluster{Shape: "chain", Core: "topk:5%"}, func(*Spec) {}},
+		{"codecs between racks alone, in mode aggregate", racks.Cluster{Shape: "root", Core: "sign/int4"},
+			func(s *Spec) { s.Optimizer, s.Hyper = "sum", nil }},
+		{"codecs between racks, and bf16 from workers", racks.Cluster{Shape: "sharded", Core: "int4"},
+			func(s *Spec) { s.DType = chunk.BF16 }},
 		{"sharded", racks.Cluster{Shape: "sharded"}, func(s *Spec) { s.Compress = "int4/int8" }},
-		{"sums in bf16", racks.Cluster{Core: "bf16"}, func(s *Spec) { s.Compress = "topk:5%" }},
-		{"sums in mode aggregate", racks.Cluster{}, func(s *Spec) { s.Compress, s.Optimizer, s.Hyper = "int8", "sum", nil }},
-		{"racks that meet", racks.Cluster{}, func(s *Spec) { s.Compress, s.Outer = "sign/none", meet }},
+		{"sums in bf16", racks.Cluster{Shape: "sharded", Core: "bf16"}, func(s *Spec) { s.Compress = "topk:5%" }},
+		{"sums in mode aggregate", racks.Cluster{Shape: "sharded"},
+			func(s *Spec) { s.Compress, s.Optimizer, s.Hyper = "int8", "sum", nil }},
+		{"racks that meet", racks.Cluster{Shape: "sharded"}, func(s *Spec) { s.Compress, s.Outer = "sign/none", meet }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := momentumSpec(verbs.ProviderTCP)
-			s.Server = serveRacks(t, 2, s.Provider, tc.cluster)
+			s.Server = serveRacks(t, 3, s.Provider, tc.cluster)
 			tc.change(&s)
 			exchange(t, s)
 		})

@@ -20,8 +20,14 @@ func (s *Spec) take(r *workerReport) (err error) {
 		return err
 	}
 	if s.core, err = chunk.ParseDType(r.Core); err != nil {
-		return fmt.Errorf("codecs between racks (core: %s in the cluster's file) are not verified: use core f32 or bf16, or no --verify",
-			r.Core)
+		s.core, s.crossing = chunk.F32, r.Crossing
+		if s.coreCodecs, err = codec.ParsePair(r.Core, true); err != nil {
+			return err
+		}
+	}
+	if s.outer.Every > 0 && s.coreCodecs != (codec.Pair{}) {
+		return fmt.Errorf("codecs between racks (core: %s in the cluster's file) that meet by %v are not verified: use core f32, or no --verify",
+			r.Core, s.outer)
 	}
 	if s.outer.Every > 0 && (s.outer.Fragments != 1 || s.Steps()%s.outer.Every != 0) {
 		return fmt.Errorf("%d exchanges of racks that meet by %v end with parameters that differ by rack, which are not verified: use 1 fragment and a multiple of %d exchanges",

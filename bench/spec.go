@@ -59,6 +59,9 @@ type told struct {
 	outer  outer.Optimizer
 	core   chunk.DType // of sums between racks
 	codecs codec.Pair
+
+	coreCodecs codec.Pair // of sums and results between racks
+	crossing   *crossing  // nil without these
 }
 
 // Target is the aggregator that a benchmark exchanges with. If Server is empty, the benchmark has one of its own.

@@ -53,21 +53,23 @@ func referenceTensor(s *Spec, rule optim.Rule, h optim.Hyper, t int) []float32 {
 		return s.outerTensor(rule, h, w, gradients)
 	}
 	v := newWeights(w, rule.States(h))
-	answer := s.answersOf(rule, t, w)
+	answer, core := s.answersOf(rule, t, w), s.crosses(rule, t, w)
 	result := make([]float32, n)
 	first := 0
-	if rule == optim.Sum && s.codecs == (codec.Pair{}) {
+	if rule == optim.Sum && s.codecs == (codec.Pair{}) && core == nil {
 		first = s.Steps() - 1 // sums do not build on each other
 	}
 	for step := first; step < s.Steps(); step++ {
-		sums := s.byRack(gradients(step))
+		sums := s.byRack(gradients(step), core)
 		if rule == optim.Sum {
 			optim.SumInto(result, sums, false)
 		} else {
 			k := optim.Derive(rule, h, uint32(step+1))
 			optim.Update(rule, &k, v.w, v.states, sums, result)
 		}
-		if s.DType == chunk.F32 {
+		if core != nil {
+			core.results(result)
+		} else if s.DType == chunk.F32 {
 			onWire(s.core, result) // it crosses between racks in their type
 		}
 		answer(result)
@@ -77,12 +79,15 @@ func referenceTensor(s *Spec, rule optim.Rule, h optim.Hyper, t int) []float32 {
 }
 
 // byRack adds the gradients of each rack, rounds their sums to the type in which they cross, and adds those of each pod's racks, in
-// order: as aggregators of racks do.
-func (s *Spec) byRack(grads [][]float32) [][]float32 {
+// order: as aggregators of racks do. With codecs between racks it adds all.
+func (s *Spec) byRack(grads [][]float32, core *coded) [][]float32 {
 	if len(s.racks) == 0 {
 		return grads
 	}
 	sums := added(grads, s.racks)
+	if core != nil {
+		return [][]float32{core.total(sums)}
+	}
 	for _, sum := range sums {
 		onWire(s.core, sum)
 	}

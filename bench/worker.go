@@ -36,7 +36,8 @@ type workerReport struct {
 	Racks    []int          `json:"racks,omitempty"` // workers by rack, where there are several aggregators
 	Pods     int            `json:"pods,omitempty"`
 	Outer    string         `json:"outer,omitempty"`
-	Core     string         `json:"core,omitempty"` // the type of sums between racks
+	Core     string         `json:"core,omitempty"` // the type or the codecs of sums between racks
+	Crossing *crossing      `json:"crossing,omitempty"`
 	Codecs   *report.Codecs `json:"codecs,omitempty"`
 }
 
@@ -177,6 +178,11 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, sa
 	}
 	if done.Codecs, err = x.codecs(ctx, before); err != nil {
 		return err
+	}
+	if s.Verify {
+		if done.Crossing, err = x.crossing(ctx); err != nil {
+			return err
+		}
 	}
 	for t := range x.ops {
 		done.Digests = append(done.Digests, digest(b.f32(b.dst, t)))

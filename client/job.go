@@ -54,7 +54,7 @@ func (j *job) Aggregators() int { return len(j.member.All) }
 // gradients.
 func (j *job) Outer() string { return cmp.Or(j.info.Outer, "none") }
 
-// Core returns the type in which sums cross between racks: f32 or bf16.
+// Core returns how sums cross between racks: f32, bf16, or codecs in the form of [Config].
 func (j *job) Core() string { return cmp.Or(j.info.Core, "f32") }
 
 // Compress returns the codecs of the job's gradients and answers, in the form of [Config], or none.

@@ -76,6 +76,9 @@ func (w *Worker) Register(ctx context.Context, tensors []Tensor) error {
 	return w.take(tensors, descs, answer.ChunkLanes)
 }
 
+// Plan returns which lane has which of the registered tensors' chunks. Register adds to it.
+func (w *Worker) Plan() *chunk.Plan { return w.plan }
+
 // take hands tensors that the aggregator has accepted to the C worker.
 func (w *Worker) take(tensors []Tensor, descs []cworker.Tensor, chunkLanes []uint32) error {
 	if err := w.session.Call("register", func() int { return cworker.Add(w.session.C, descs, chunkLanes) }); err != nil {

@@ -60,3 +60,9 @@ func ParseShape(name string) (Shape, error) {
 
 // MarshalText returns the shape's name.
 func (s Shape) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads the shape's name.
+func (s *Shape) UnmarshalText(name []byte) (err error) {
+	*s, err = ParseShape(string(name))
+	return err
+}
