@@ -54,7 +54,7 @@ var house = map[string][]string{
 	"service/membership/view": {"hierarchy", "service/racks"},
 	"launch":                  {},
 	"launch/control":          {"launch", "client/membership", "service/api"},
-	"client":                  {"client/lanes", "client/membership", "service/api", "chunk", "numa", "verbs", "cgo"},
+	"client":                  {"client/lanes", "client/membership", "service/api", "chunk", "codec", "numa", "verbs", "cgo"},
 	"client/membership":       {"service/api", "chunk"},
 	"client/lanes":            {"client/failover", "chunk", "numa", "verbs", "cgo"},
 	"client/failover":         {},

@@ -19,9 +19,6 @@ func (s *Spec) checkCodecs() error {
 	if err == nil && p != (codec.Pair{}) && s.DType != chunk.F32 {
 		return fmt.Errorf("codecs %v and %v on the wire: codecs shorten f32: use one of the two", p, s.DType)
 	}
-	if err == nil && p.Auto != "" && s.Verify {
-		return fmt.Errorf("codecs %v and verification: a controller changes codecs as links and gradients are: use one of the two", p)
-	}
 	return err
 }
 
@@ -42,6 +39,13 @@ func (s *Spec) gradientsOf(tensor int) func(step int) [][]float32 {
 		up[r] = s.stream(s.codecs.Up, tensor, uint32(r))
 	}
 	return func(step int) [][]float32 {
+		for r := range s.recodes {
+			for _, c := range s.recodes[r] {
+				if c.Step == step && c.Tensor == tensor {
+					up[r].Spec = c.To
+				}
+			}
+		}
 		for r := range grads {
 			Gradient(grads[r], s.Seed, r, tensor, step)
 			onWire(s.DType, grads[r])
@@ -64,6 +68,27 @@ func (s *Spec) answersOf(rule optim.Rule, tensor int, initial []float32) func(re
 	}
 	copy(down.Kept, initial)
 	return func(w []float32) { copy(w, down.Parameters(w)) }
+}
+
+// recode is a change of the codec of a tensor's gradients by a controller.
+type recode struct {
+	Step, Tensor int // of the first gradient
+	To           codec.Spec
+}
+
+// took records which codec a tensor's gradient of a step had, if plain Go must follow a controller.
+func (x *exchanger) took(step, tensor int) error {
+	if !x.s.Verify || !strings.HasPrefix(x.w.Compress(), "auto") {
+		return nil
+	}
+	if x.coded == nil {
+		x.coded = make([]codec.Spec, len(x.ops))
+	}
+	c, err := x.w.Codec(tensor)
+	if err == nil && c != x.coded[tensor] {
+		x.coded[tensor], x.recodes = c, append(x.recodes, recode{step, tensor, c})
+	}
+	return err
 }
 
 // codecs returns what the job's codecs made of the exchanges since before.

@@ -125,6 +125,18 @@ func TestEveryCodecAndRuleEqualPlainGo(t *testing.T) {
 	}
 }
 
+// Plain Go follows the codecs that a controller chooses while the job runs.
+func TestAControllersCodecsEqualPlainGo(t *testing.T) {
+	for _, provider := range []string{verbs.ProviderSHM, verbs.ProviderTCP} {
+		s := momentumSpec(provider)
+		s.Model.Tensors[3].Shape[0] = 100
+		s.Compress, s.Iters, s.Jitter = "auto:budget=0.15", 50, 10*time.Millisecond
+		if c := exchange(t, s).Codecs; c.Gradients.Ratio() >= 0.25 {
+			t.Errorf("over %s: %v: want less than the first codec, int8", provider, c)
+		}
+	}
+}
+
 // Each rack decodes its workers' gradients, and codes the answers to them, whatever crosses between racks or parts.
 func TestCodecsOfRacksAndPartsEqualPlainGo(t *testing.T) {
 	const meet = "every=2,rule=nesterov,lr=0.7,momentum=0.9"

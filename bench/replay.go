@@ -43,7 +43,7 @@ func (r *replayer) run(ctx context.Context) (*trace, error) {
 	for step := range r.s.Steps() {
 		r.clock = time.Now()
 		tr.Starts = append(tr.Starts, r.clock.UnixNano())
-		blocked, err := r.forward(ctx)
+		blocked, err := r.forward(ctx, step)
 		if err != nil {
 			return nil, err
 		}
@@ -65,7 +65,11 @@ func (r *replayer) run(ctx context.Context) (*trace, error) {
 		}
 	}
 	tr.Starts = append(tr.Starts, time.Now().UnixNano())
-	return tr, r.w.WaitAll(ctx, r.last)
+	err := r.w.WaitAll(ctx, r.last)
+	for t := 0; t < tensors && err == nil; t++ {
+		err = r.took(r.s.Steps()-1, t)
+	}
+	return tr, err
 }
 
 // compute returns when a layer's time has passed since the last one's. A sleep that was too long shortens the next.
@@ -83,11 +87,14 @@ func (r *replayer) compute(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func (r *replayer) forward(ctx context.Context) (blocked []block, err error) {
+func (r *replayer) forward(ctx context.Context, step int) (blocked []block, err error) {
 	for t, tensor := range r.s.Model.Tensors {
 		if r.last != nil {
 			from := time.Now()
 			if err := r.last[t].Wait(ctx); err != nil {
+				return nil, err
+			}
+			if err := r.took(step-1, t); err != nil {
 				return nil, err
 			}
 			if to := time.Now(); to.Sub(from) > held {

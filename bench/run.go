@@ -112,6 +112,9 @@ func (r *Runner) Run(ctx context.Context, s Spec) (res report.Result, err error)
 		if err := s.take(&reports[0]); err != nil {
 			return res, err
 		}
+		for _, r := range reports {
+			s.recodes = append(s.recodes, r.Recodes)
+		}
 		if err := r.verify(ctx, &s, reports, &res); err != nil {
 			return res, err
 		}

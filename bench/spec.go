@@ -60,6 +60,7 @@ type told struct {
 	core   chunk.DType // of sums between racks
 	codecs codec.Pair
 
+	recodes    [][]recode // by rank, if a controller changes the codecs
 	coreCodecs codec.Pair // of sums and results between racks
 	crossing   *crossing  // nil without these
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/rackweave/rackweave/bench/report"
 	"github.com/rackweave/rackweave/client"
+	"github.com/rackweave/rackweave/codec"
 )
 
 // order is the orders of a worker process. Its spec has the worker's own aggregator and the job's name.
@@ -39,6 +40,7 @@ type workerReport struct {
 	Core     string         `json:"core,omitempty"` // the type or the codecs of sums between racks
 	Crossing *crossing      `json:"crossing,omitempty"`
 	Codecs   *report.Codecs `json:"codecs,omitempty"`
+	Recodes  []recode       `json:"recodes,omitempty"`
 }
 
 // WorkerMain is a worker process of the benchmark. It ends when it is told to, or its standard input ends: then the benchmark has.
@@ -143,6 +145,8 @@ type exchanger struct {
 	rng     *rand.Rand
 	ops     []client.Op
 	handles []client.Handle
+	coded   []codec.Spec // by tensor: of the last gradient
+	recodes []recode
 }
 
 func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, say func(workerReport) error) (err error) {
@@ -179,7 +183,7 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, sa
 	if done.Codecs, err = x.codecs(ctx, before); err != nil {
 		return err
 	}
-	if s.Verify {
+	if done.Recodes = x.recodes; s.Verify {
 		if done.Crossing, err = x.crossing(ctx); err != nil {
 			return err
 		}
@@ -252,6 +256,11 @@ func (x *exchanger) measure(ctx context.Context, say func(workerReport) error) (
 		start := time.Now()
 		if err := x.step(ctx); err != nil {
 			return nil, err
+		}
+		for t := range x.ops {
+			if err := x.took(i, t); err != nil {
+				return nil, err
+			}
 		}
 		if i >= x.s.Warmup {
 			us = append(us, float64(time.Since(start).Nanoseconds())/1e3)

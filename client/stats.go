@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	cworker "github.com/rackweave/rackweave/cgo/worker"
+	"github.com/rackweave/rackweave/codec"
 )
 
 // Stats counts what a worker has done since it joined.
@@ -22,4 +23,18 @@ func (x *exchange) Stats() (Stats, error) {
 	s := Stats{Failovers: x.session.Failovers()}
 	cworker.StatsOf(x.session.C, &s.Stats)
 	return s, nil
+}
+
+// Codec returns the codec of a tensor's last gradient.
+func (x *exchange) Codec(tensor int) (c codec.Spec, err error) {
+	x.using.RLock()
+	defer x.using.RUnlock()
+	if err := x.Err(); err != nil {
+		return c, fmt.Errorf("codec: %w", err)
+	}
+	if n := x.NumTensors(); tensor < 0 || tensor >= n {
+		return c, fmt.Errorf("codec of tensor %d: %d are registered", tensor, n)
+	}
+	of := cworker.CodecOf(x.session.C, uint32(tensor))
+	return codec.Spec{ID: codec.ID(of.ID), Stochastic: of.Stochastic, Param: of.Param}, nil
 }

@@ -121,6 +121,16 @@ int rw_worker_compress(rw_worker *w, uint32_t tensor, const struct rw_codec *cod
 	return rc;
 }
 
+void rw_worker_codec(rw_worker *w, uint32_t tensor, struct rw_codec *codec)
+{
+	const struct coding *k;
+
+	enter(w);
+	k = w->tensors[tensor].coding;
+	*codec = k && !k->raw ? k->up : (struct rw_codec){.size = sizeof *codec};
+	pthread_mutex_unlock(&w->lock);
+}
+
 void rw_worker_flush(rw_worker *w)
 {
 	enter(w);

@@ -272,6 +272,9 @@ func TestACodecHoldsUntilALaterOne(t *testing.T) {
 		want := s.payloads(src, 1)
 		p.submit(0, src, src)
 		p.exchange(want, nil)
+		if c := worker.CodecOf(p.w, 0); codec.ID(c.ID) != s.spec.ID {
+			t.Errorf("gradient %d had codec %d, want %d", step, c.ID, s.spec.ID)
+		}
 	}
 }
 

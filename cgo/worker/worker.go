@@ -231,6 +231,12 @@ func CompressFrom(w Worker, tensor uint32, c Codec, from uint32) int {
 	return int(C.rw_worker_compress((*C.rw_worker)(w), C.uint32_t(tensor), (*C.struct_rw_codec)(unsafe.Pointer(&c)), C.uint32_t(from)))
 }
 
+// CodecOf returns the codec of a tensor's last gradient.
+func CodecOf(w Worker, tensor uint32) (c Codec) {
+	C.rw_worker_codec((*C.rw_worker)(w), C.uint32_t(tensor), (*C.struct_rw_codec)(unsafe.Pointer(&c)))
+	return c
+}
+
 // Flush makes every tensor's next gradient take its residual along, uncompressed.
 func Flush(w Worker) { C.rw_worker_flush((*C.rw_worker)(w)) }
 

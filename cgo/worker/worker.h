@@ -105,6 +105,9 @@ int rw_worker_compress(rw_worker *w, uint32_t tensor, const struct rw_codec *cod
 void rw_worker_flush(rw_worker *w);
 int rw_worker_residual(rw_worker *w, uint32_t tensor, float *values, int set);
 
+/* Sets *codec to that of a tensor's last gradient. */
+void rw_worker_codec(rw_worker *w, uint32_t tensor, struct rw_codec *codec);
+
 /* As rw_submit, rw_commit and rw_test in rackweave.h. */
 int rw_worker_submit(rw_worker *w, const struct rw_op *ops, uint32_t n, uint64_t *handles);
 int rw_worker_commit(rw_worker *w, const float hyper[RW_HYPERS], bool skip, bool skip_non_finite, uint64_t *handle);
