@@ -183,7 +183,7 @@ func TestWorkersThatPullNowAndThenHaveTheSameParameters(t *testing.T) {
 		Job: aggregate.JobConfig{Name: "job", Mode: aggregate.Eager, Rule: optim.SGDTorch, Hyper: h, ChunkBytes: 4096, Compress: p}})
 	ref := racktest.NewReference(aggregate.Eager, optim.SGDTorch, h, chunk.F32, [][]float32{make([]float32, 3000)})
 	ref.Compress(codec.Pair{Up: p.Up}, 3, 4096)
-	answers, apart := codec.NewStream(p.Down, 3000, 1024, codec.Key{Rank: codec.AnswerRank}), true
+	answers, first := codec.NewStream(p.Down, 3000, 1024, codec.Key{Rank: codec.AnswerRank}), true
 	rng := rand.New(rand.NewPCG(1, 2))
 	for step := range uint64(40) {
 		var grads [][]float32
@@ -200,11 +200,11 @@ func TestWorkersThatPullNowAndThenHaveTheSameParameters(t *testing.T) {
 		}
 		want := ref.StepTensor(0, grads)
 		switch {
-		case pulling == 3 && !apart:
+		case pulling > 0 && !first:
 			want = answers.Parameters(want)
 		case pulling > 0:
 			copy(answers.Kept, want)
-			apart = pulling < 3
+			first = false
 		}
 		if err := driven(r, network)(ops); err != nil {
 			t.Fatal(err)
@@ -222,6 +222,49 @@ func TestWorkersThatPullNowAndThenHaveTheSameParameters(t *testing.T) {
 			}
 			if i, same := racktest.SameBits(r.Workers[step%3].DstF32(0)[:3000], ref.W[0]); !same {
 				t.Fatalf("step %d: element %d that was pulled differs", step, i)
+			}
+		}
+	}
+}
+
+// Whether a rack's workers have asked for an answer makes no difference to those of the others.
+func TestWorkersOfAllRacksThatPullNowAndThenHaveTheSameParameters(t *testing.T) {
+	const elems = 3000
+	h, p, workers := optim.SGDTorch.Defaults(), pair(t, "none/int4:stochastic", true), []int{2, 1}
+	c, network := simCluster(t, 5, hierarchy.Topology{Racks: 2, Shape: hierarchy.Sharded}, workers, racktest.Config{
+		Lanes: 2, Window: 4, Tensors: tensorsOf(chunk.F32, elems),
+		Job: aggregate.JobConfig{Name: "job", Mode: aggregate.Eager, Rule: optim.SGDTorch, Hyper: h, ChunkBytes: 4096, Compress: p}})
+	ref := racktest.NewReference(aggregate.Eager, optim.SGDTorch, h, chunk.F32, [][]float32{make([]float32, elems)})
+	answers := codec.NewStream(p.Down, elems, 1024, codec.Key{Rank: codec.AnswerRank})
+	rng := rand.New(rand.NewPCG(1, 3))
+	for step := range uint64(40) {
+		grads, ops, pulls := make([][][][]float32, 2), make([][][]worker.Op, 2), map[*racktest.Worker]bool{}
+		for i, r := range c.Racks {
+			for _, w := range r.Workers {
+				g, op := gaussian(elems, 3*step+uint64(r.Config.FirstRank+w.Rank)), push
+				if pulls[w] = rng.IntN(3) > 0; pulls[w] {
+					op = pushpull
+				}
+				copy(w.SrcF32(0), g)
+				grads[i], ops[i] = append(grads[i], [][]float32{g}), append(ops[i], []worker.Op{w.Op(op, 0, 0)})
+			}
+		}
+		want := ref.StepRacks(grads, 0)[0]
+		if step > 0 {
+			want = answers.Parameters(want)
+		} else {
+			copy(answers.Kept, want)
+		}
+		handles, err := c.Submit(ops)
+		if err == nil {
+			err = c.Drive(network, handles, 100000)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for w, pulled := range pulls {
+			if i, same := racktest.SameBits(w.DstF32(0)[:elems], want); pulled && !same {
+				t.Fatalf("step %d: a worker has %v as element %d, plain Go says %v", step, w.DstF32(0)[i], i, want[i])
 			}
 		}
 	}

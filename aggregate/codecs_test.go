@@ -413,30 +413,26 @@ func TestTheReferenceIsWhatAllWorkersHold(t *testing.T) {
 			copy(stream.Kept, initial)
 			r.kept("broadcast", initial)
 			for i, s := range []struct {
-				ops   []chunk.Op
-				coded bool
-				raw   bool // answered as they are
+				ops     []chunk.Op
+				changes bool
+				whole   bool // answered with the reference itself
 			}{
 				{[]chunk.Op{pushpull, pushpull}, true, false}, {[]chunk.Op{pushpull, pushpull}, true, false},
 				{[]chunk.Op{push, push}, false, false}, {[]chunk.Op{pushpull, pushpull}, true, false},
-				{[]chunk.Op{push, pushpull}, false, true}, {[]chunk.Op{push, push}, false, false},
-				{[]chunk.Op{pushpull, push}, false, true}, {[]chunk.Op{pushpull, pushpull}, false, true},
+				{[]chunk.Op{push, pushpull}, true, false}, {[]chunk.Op{push, push}, false, false},
+				{[]chunk.Op{pushpull, push}, true, true}, {[]chunk.Op{pushpull, pushpull}, true, true},
 				{[]chunk.Op{pushpull, pushpull}, true, false},
 			} {
 				before := r.Job.WorkerCounters()
-				w := ref.StepTensor(0, r.step(uint64(i), s.ops...))
-				switch {
-				case s.coded:
+				if w := ref.StepTensor(0, r.step(uint64(i), s.ops...)); s.changes {
 					stream.Parameters(w)
-				case s.raw:
-					copy(stream.Kept, w)
 				}
 				r.kept(fmt.Sprint("step ", i), stream.Kept)
 				for rank, c := range r.Job.WorkerCounters() {
 					want := uint64(0)
 					switch b := &before[rank]; {
 					case s.ops[rank] == push:
-					case s.coded:
+					case !s.whole:
 						want = uint64(stream.Spec.Bytes(codedElems))
 						if c.Down.Lost <= b.Down.Lost || c.Down.Energy <= b.Down.Energy || c.Down.Raw != b.Down.Raw+codedBytes {
 							t.Errorf("step %d: %+v after %+v", i, c.Down, b.Down)

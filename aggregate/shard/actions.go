@@ -143,8 +143,8 @@ func (s *Shard) makeAnswer(a *reduce.Action, c *store.Chunk, p *payload) {
 }
 
 // encodeAnswer computes the result of a complete chunk, and writes the compressed answer that all of its workers get. In mode
-// eager the answer is a change of the reference. If some have not got the last answer, or get none now, the others get the
-// parameters.
+// eager the answer is a change of the reference. If some have not got the last answer, all get the reference itself. All racks'
+// references are equal, so what they keep changes with each result, even if no worker here asks for an answer.
 func (s *Shard) encodeAnswer(a *reduce.Action, c *store.Chunk, p *payload) {
 	k, answered, broadcast := &s.Scratch.Arithmetic, 0, false
 	for rank := range s.Workers.links {
@@ -154,13 +154,14 @@ func (s *Shard) encodeAnswer(a *reduce.Action, c *store.Chunk, p *payload) {
 			answered++
 		}
 	}
-	everyone, eager := answered == len(s.Workers.links), c.Addr != 0
-	outs := s.Scratch.outs[:1]
-	if broadcast || answered == 0 || eager && (c.Apart || !everyone) {
+	eager, apart := c.Addr != 0, answered < len(s.Workers.links)
+	outs, idle := s.Scratch.outs[:1], answered == 0 && s.Store.NextOwner == nil
+	if broadcast || idle || eager && c.Anew {
 		outs[0] = p.addr
 		s.compute(a, c, outs, false)
-		if eager && answered > 0 {
-			k.Refer(c, p.addr, everyone)
+		if eager && !idle {
+			k.Copy(c, c.Kept, p.addr)
+			c.Anew, c.Apart = false, apart
 		}
 		return
 	}
@@ -172,7 +173,12 @@ func (s *Shard) encodeAnswer(a *reduce.Action, c *store.Chunk, p *payload) {
 		outs[0] = values
 	}
 	s.compute(a, c, outs, false)
-	p.bytes = k.Encode(s.Store, c, values, p.addr)
+	if n := k.Encode(s.Store, c, values, p.addr); c.Apart {
+		k.Copy(c, p.addr, c.Kept)
+	} else {
+		p.bytes = n
+	}
+	c.Apart = eager && apart
 }
 
 // Gradients returns the payloads of an action's gradients, in rank order. They are valid until the next call.

@@ -97,9 +97,7 @@ func (k *Arithmetic) Encode(s *Store, c *Chunk, values, payload uint64) int {
 	return n
 }
 
-// Refer makes values that were answered as they are, in f32, the chunk's reference. everyone reports whether all workers have got
-// them.
-func (k *Arithmetic) Refer(c *Chunk, values uint64, everyone bool) {
-	kernel.Convert(k.ISA, c.Kept, kernel.F32, values, kernel.F32, uint64(c.Elems), false)
-	c.Apart = !everyone
+// Copy copies a chunk's values, in f32.
+func (k *Arithmetic) Copy(c *Chunk, to, from uint64) {
+	kernel.Convert(k.ISA, to, kernel.F32, from, kernel.F32, uint64(c.Elems), false)
 }

@@ -29,7 +29,8 @@ type Chunk struct {
 	// residual, in f32; otherwise 0.
 	Kept    uint64
 	Answers uint32 // answers that were encoded so far
-	Apart   bool   // workers may have another reference: they got none, did not pull the last one, or it was replaced
+	Anew    bool   // the next answer makes the parameters the reference: it is the first one, or they were replaced
+	Apart   bool   // some workers here lack the reference: they did not pull the last answer
 	// Core is the address, where codecs shorten what crosses between racks, of the residual or reference that they keep, in f32;
 	// otherwise 0.
 	Core      uint64
@@ -283,7 +284,7 @@ func (s *Store) LayOut(plan *chunk.Plan, first int, specs []Spec, norms []Norms)
 		for _, kept := range s.codecMemory(c, a.Tensors[c.Tensor].Wire) {
 			*kept += at
 		}
-		c.Apart = c.Kept != 0
+		c.Anew = c.Kept != 0
 	}
 	return a, nil
 }
@@ -300,7 +301,7 @@ func (s *Store) Add(a *Addition) {
 // Restart sets the number of updates of a chunk, after its state was replaced.
 func (s *Store) Restart(c *Chunk, updates uint32) {
 	c.Updates = updates
-	c.Apart = c.Kept != 0 // the workers have other parameters
+	c.Anew = c.Kept != 0 // the workers have other parameters
 	if c.Refers {
 		copy(Floats(c.Core, c.Elems), s.Values(c, 0)) // all racks were given the state
 	}
