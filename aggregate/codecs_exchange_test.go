@@ -270,6 +270,93 @@ func TestWorkersOfAllRacksThatPullNowAndThenHaveTheSameParameters(t *testing.T) 
 	}
 }
 
+// owned returns the parameters of a tensor of so many elements, each from the rack that updates it.
+func owned(c *racktest.Cluster, elems int) []float32 {
+	out := make([]float32, elems)
+	for i, r := range c.Racks {
+		for _, s := range r.Job.Shards() {
+			for k := range s.Store.Chunks {
+				if at := &s.Store.Chunks[k]; int(at.Owner) == i {
+					copy(out[at.Offset/4:], s.Store.Values(at, 0))
+				}
+			}
+		}
+	}
+	return out
+}
+
+// Whole gradients are small, so sums of codes and residuals are exact.
+func TestAFlushLeavesNothingBehind(t *testing.T) {
+	const elems = 3000
+	for _, tc := range []struct {
+		within, core string
+		mode         aggregate.Mode
+		shape        hierarchy.Shape
+	}{
+		{"none", "int4", aggregate.Aggregate, hierarchy.Sharded}, {"none", "int4/none", aggregate.Aggregate, hierarchy.Chain},
+		{"none", "none/int4", aggregate.Aggregate, hierarchy.Ring}, {"int4", "none", aggregate.Aggregate, hierarchy.Sharded},
+		{"int4", "int8/int4", aggregate.Aggregate, hierarchy.Root}, {"none", "int4", aggregate.Eager, hierarchy.Sharded},
+		{"none/int4", "int4/none", aggregate.Eager, hierarchy.Root},
+	} {
+		t.Run(fmt.Sprint(tc.within, " ", tc.core, " ", tc.mode, " ", tc.shape), func(t *testing.T) {
+			rule, h := optim.Sum, optim.Sum.Defaults()
+			if tc.mode == aggregate.Eager {
+				rule, h = optim.SGDTorch, optim.SGDTorch.Defaults()
+			}
+			c, network := simCluster(t, 5, hierarchy.Topology{Racks: 3, Shape: tc.shape}, []int{2, 1, 1}, racktest.Config{
+				Lanes: 2, Window: 4, Tensors: tensorsOf(chunk.F32, elems), CoreCodecs: pair(t, tc.core, true),
+				Job: aggregate.JobConfig{Name: "job", Mode: tc.mode, Rule: rule, Hyper: h, ChunkBytes: 4096,
+					Compress: pair(t, tc.within, true)}})
+			run := func(op chunk.Op) {
+				t.Helper()
+				handles, err := c.Submit(c.AllOps(op))
+				if err == nil {
+					err = c.Drive(network, handles, 100000)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			sent, came, rng := make([]float32, elems), map[*racktest.Worker][]float32{}, rand.New(rand.NewPCG(1, 4))
+			for step := range 9 {
+				for _, r := range c.Racks {
+					for _, w := range r.Workers {
+						for i := range sent {
+							g := float32(rng.IntN(41) - 20)
+							w.SrcF32(0)[i], sent[i] = g, sent[i]+g
+						}
+						if step%4 == 3 {
+							worker.Flush(w.C)
+						}
+					}
+				}
+				run(pushpull)
+				want := sent
+				if tc.mode == aggregate.Eager {
+					want = owned(c, elems)
+				}
+				same := true
+				for _, r := range c.Racks {
+					for _, w := range r.Workers {
+						got := slices.Clone(w.DstF32(0)[:elems])
+						for i, x := range came[w] {
+							got[i] += x
+						}
+						if tc.mode == aggregate.Aggregate {
+							came[w] = got
+						}
+						_, equal := racktest.SameBits(got, want)
+						same = same && equal
+					}
+				}
+				if flushed := step%4 == 3; same != flushed && step > 0 {
+					t.Errorf("step %d: nothing is left behind: %v, flushed: %v", step, same, flushed)
+				}
+			}
+		})
+	}
+}
+
 // After a restore, the next answer carries the parameters uncompressed.
 func TestAnswersAfterARestoreLeadToTheRestoredParameters(t *testing.T) {
 	h, p := optim.SGDTorch.Defaults(), pair(t, "none/int8", true)

@@ -27,8 +27,10 @@ const (
 	RecordPull      RecordFlags = 1 << 3 // answer to a commit of stream mode: the worker must pull the parameters before the next step
 	// RecordSkipNonFinite leaves the parameters unchanged if the gradient's global norm is infinite or not a number.
 	RecordSkipNonFinite RecordFlags = 1 << 4
+	// RecordFlush makes whatever codecs keep of the tensor travel with the next gradient, until the worker's next record.
+	RecordFlush RecordFlags = 1 << 5
 
-	recordFlagsKnown = RecordSkip | RecordHasDst | RecordPastCache | RecordPull | RecordSkipNonFinite
+	recordFlagsKnown = RecordSkip | RecordHasDst | RecordPastCache | RecordPull | RecordSkipNonFinite | RecordFlush
 )
 
 // TensorRecord is the control record of a tensor: the live hyper-parameters of a step, and the destination of its replies. On the

@@ -51,8 +51,9 @@ func (x *exchange) SetHyper(tensor int, h Hyper) error {
 	return x.sendHyper(first, end, h)
 }
 
-// Flush makes every tensor's next gradient take along, uncompressed, what its codec has left. Call it before the last step ahead of
-// [Worker.Save] or the worker's end, or that step's residual is lost: no checkpoint has it.
+// Flush makes every tensor's next gradient take along, uncompressed, what its codec has left. If all workers call it, what crosses
+// between racks in that step, and its answers, leave nothing either. Call it before the last step ahead of [Worker.Save] or the
+// worker's end, or that step's residuals are lost: no checkpoint has them.
 func (x *exchange) Flush() error {
 	x.using.RLock()
 	defer x.using.RUnlock()

@@ -151,8 +151,8 @@ RW_API int rw_compress(rw_session *session, uint32_t tensor, const struct rw_cod
 /* As rw_compress, from the tensor's gradient of a number on, counted from 0. Returns -EAGAIN if that one has begun. */
 RW_API int rw_compress_from(rw_session *session, uint32_t tensor, const struct rw_codec *codec, uint32_t from);
 /*
- * Makes every tensor's next gradient take along, uncompressed, what its codec has left: before the last step ahead of a checkpoint,
- * or of leaving, so that nothing is lost.
+ * Makes every tensor's next gradient take along, uncompressed, what its codec has left, and so its way on to other racks and its
+ * answer, if all workers call it: before the last step ahead of a checkpoint, or of leaving, so that nothing is lost.
  */
 RW_API int rw_flush(rw_session *session);
 /*

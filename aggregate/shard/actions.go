@@ -328,6 +328,7 @@ func (s *Shard) configure(a *reduce.Action) error {
 	if r.Flags&chunk.RecordHasDst != 0 {
 		*d = destination{addr: r.DstAddr, rkey: r.DstRKey, pastCache: r.Flags&chunk.RecordPastCache != 0}
 	}
+	s.Store.Tensors[a.Index].Flush = r.Flags&chunk.RecordFlush != 0
 	if !a.New {
 		return nil
 	}

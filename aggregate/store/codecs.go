@@ -68,8 +68,11 @@ func (c *Config) codecMemory(of *Chunk, wire chunk.DType) (kept []*uint64) {
 	return kept
 }
 
-// Encoding returns the encoding of a chunk's values, in f32, by a codec. The caller sets the rest.
+// Encoding returns the encoding of a chunk's values, in f32, by a codec, or by none in a flush. The caller sets the rest.
 func (s *Store) Encoding(c *Chunk, by codec.Spec) kernel.Encoding {
+	if s.Tensors[c.Tensor].Flush {
+		by = codec.Spec{}
+	}
 	e := kernel.Encoding{
 		N: uint64(c.Elems), First: c.Offset / 4, Tensor: uint32(s.Tensors[c.Tensor].Number), Factor: 1, Param: by.Param, Type: kernel.F32,
 		Codec: uint8(by.ID),

@@ -48,6 +48,7 @@ type Tensor struct {
 	Result         chunk.DType // type of results: Wire, unless they are rounded on their way between racks
 	LRMult, WDMult float64
 	Hyper          optim.Hyper
+	Flush          bool // codecs keep nothing of the gradient under way, and of its result
 	scalars        optim.Scalars
 	scalarsFor     uint32      // the update for which scalars were derived; 0 before the first
 	scalarsOf      optim.Hyper // what they were derived from

@@ -134,9 +134,11 @@ void rw_worker_codec(rw_worker *w, uint32_t tensor, struct rw_codec *codec)
 void rw_worker_flush(rw_worker *w)
 {
 	enter(w);
-	for (uint32_t i = 0; i < w->ntensors; i++)
+	for (uint32_t i = 0; i < w->ntensors; i++) {
+		w->tensors[i].flush |= FLUSH_NEXT;
 		if (w->tensors[i].coding)
 			w->tensors[i].coding->flush = 1;
+	}
 	pthread_mutex_unlock(&w->lock);
 }
 

@@ -44,7 +44,14 @@ struct record {
 	uint64_t dst;
 	uint32_t rkey, flags, step, sum, reserved[2];
 };
-enum { RECORD_SKIP = 1, RECORD_HAS_DST = 2, RECORD_PAST_CACHE = 4, RECORD_PULL = 8, RECORD_SKIP_NON_FINITE = 16 };
+enum {
+	RECORD_SKIP = 1,
+	RECORD_HAS_DST = 2,
+	RECORD_PAST_CACHE = 4,
+	RECORD_PULL = 8,
+	RECORD_SKIP_NON_FINITE = 16,
+	RECORD_FLUSH = 32
+};
 /* Places in hyper. */
 enum { RECORD_LR = 0, RECORD_SCALE = 2, RECORD_EXTRA = 7 };
 
@@ -92,6 +99,8 @@ struct coding {
 	double lost;                     /* of the last gradient, in squares */
 };
 
+enum flush { FLUSH_PRESENT = 1, FLUSH_NEXT = 2 };
+
 struct tensor {
 	uint64_t elems;
 	const char *src;
@@ -117,6 +126,7 @@ struct tensor {
 	uint8_t wire_type, memory_type;
 	uint8_t kind, active, epoch;
 	uint8_t coded;      /* the operation sends an encoded gradient */
+	uint8_t flush;      /* enum flush: which gradients' records flush what aggregators keep */
 	uint8_t recorded;   /* its control record was sent, or must be */
 	uint8_t past_cache; /* in the last control record: its results go past the cache */
 };

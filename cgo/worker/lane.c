@@ -116,6 +116,7 @@ struct record lane_record(const struct rw_worker *w, const struct lane *l, uint3
 		r.rkey = t->bound_region->mrs[l->nic].rkey;
 		r.flags = RECORD_HAS_DST | (t->past_cache ? RECORD_PAST_CACHE : 0);
 	}
+	r.flags |= t->flush & FLUSH_PRESENT ? RECORD_FLUSH : 0;
 	return r;
 }
 

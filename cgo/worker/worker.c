@@ -65,6 +65,10 @@ static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
 		announce(w);
 		t->epoch = (t->epoch + 1) & ((1u << RW_EPOCH_BITS) - 1);
 		t->gradients++;
+		if (t->flush) {
+			t->flush /= FLUSH_NEXT;
+			mark_records(w, t);
+		}
 	}
 	t->coded = gradient && t->coding && coding_begin(t);
 	t->kind = op->kind;

@@ -314,7 +314,7 @@ class Session:
         self._call("ReportLoss", {"loss": value}, self.settings.timeout)
 
     def flush(self) -> None:
-        """Lets every tensor's next gradient take along, uncompressed, what its codec has left: before the last step ahead of save."""
+        """Lets each next gradient take along what codecs have left, if all ranks call it: before the last step ahead of save."""
         self._native_call("flush", self._library.rw_flush)
 
     def save(self, name: str) -> str:
