@@ -109,7 +109,7 @@ var tests = map[string][]string{
 	"aggregate":          {"cgo"},
 	"aggregate/lane":     {"cgo"},
 	"bench":              {"service", "service/racks"},
-	"service":            {"client", "codec", "hierarchy/planner", "policy/ratecontrol"},
+	"service":            {"client", "codec", "hierarchy/planner"},
 	"service/membership": {"service", "service/etcd/server", "client", "verbs"},
 	"cmd":                {"service/etcd/server"},
 	"launch/control":     {"service"},

@@ -1,9 +1,11 @@
 package service_test
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -12,7 +14,6 @@ import (
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/codec"
-	"github.com/rackweave/rackweave/policy/ratecontrol"
 	"github.com/rackweave/rackweave/service"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/verbs"
@@ -78,56 +79,62 @@ func settled(t *testing.T, s *service.Service, steps int) *api.JobStatus {
 	return nil
 }
 
+// decision is a line of a job's log.
+type decision struct {
+	step   int
+	codecs []codec.Spec // by tensor
+}
+
+// readDecision reads a line such as "3 from step 152: int4*2 none int8".
+func readDecision(t *testing.T, line string) (d decision) {
+	t.Helper()
+	head, list, _ := strings.Cut(line, ":")
+	version := 0
+	if _, err := fmt.Sscanf(head, "%d from step %d", &version, &d.step); err != nil {
+		t.Fatalf("%q: %v", line, err)
+	}
+	for field := range strings.FieldsSeq(list) {
+		name, times, _ := strings.Cut(field, "*")
+		spec, err := codec.Parse(name)
+		n, _ := strconv.Atoi(cmp.Or(times, "1"))
+		if err != nil || n < 1 {
+			t.Fatalf("%q: %q: %v", line, field, err)
+		}
+		d.codecs = append(d.codecs, slices.Repeat([]codec.Spec{spec}, n)...)
+	}
+	return d
+}
+
 // replayed returns the sums of a step as plain Go has them, with the codecs of a log.
 type replayed struct {
-	control *ratecontrol.Controller
-	specs   []codec.Spec
+	log     []decision
 	streams [][]*codec.Stream // by rank and tensor
 }
 
 func newReplayed(t *testing.T, log []string, start codec.Spec) *replayed {
 	t.Helper()
-	spec, err := ratecontrol.Parse("auto")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &replayed{specs: []codec.Spec{{}}, streams: make([][]*codec.Stream, 2)}
-	cfg := ratecontrol.Config{Spec: spec, Ranks: 1}
-	for _, name := range codec.Names()[1:] {
-		c, err := codec.Parse(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if c == start {
-			cfg.Start = uint8(len(r.specs))
-		}
-		r.specs = append(r.specs, c)
-		cfg.Codecs = append(cfg.Codecs, ratecontrol.Codec{Name: c.String(), Bytes: c.Bytes})
+	r := &replayed{streams: make([][]*codec.Stream, 2)}
+	for _, line := range log {
+		r.log = append(r.log, readDecision(t, line))
 	}
 	for i := range tensorsOfAuto {
-		elems := int(tensorsOfAuto[i].Elems())
-		cfg.Groups = append(cfg.Groups, ratecontrol.Group{Elems: elems, Chunk: chunk.DefaultChunkBytes / 4})
 		for rank := range r.streams {
-			r.streams[rank] = append(r.streams[rank], codec.NewStream(start, elems, chunk.DefaultChunkBytes/4,
+			r.streams[rank] = append(r.streams[rank], codec.NewStream(start, int(tensorsOfAuto[i].Elems()), chunk.DefaultChunkBytes/4,
 				codec.Key{Tensor: uint32(i), Rank: uint32(rank)}))
 		}
-	}
-	if r.control, err = ratecontrol.Replay(cfg, log); err != nil {
-		t.Fatal(err)
 	}
 	return r
 }
 
 func (r *replayed) sums(step int) (sums [][]float32) {
-	for _, a := range r.control.On(ratecontrol.Event{Kind: ratecontrol.Begin, Step: uint64(step)}, nil) {
-		r.control.On(ratecontrol.Event{Kind: ratecontrol.Accept, Version: a.Decision.Version}, nil)
-	}
 	for tensor := range tensorsOfAuto {
 		var sum []float32
 		for rank, streams := range r.streams {
 			s := streams[tensor]
-			if now := r.control.Current(); uint64(step) >= now.Step {
-				s.Spec = r.specs[now.Codecs[tensor]]
+			for _, d := range r.log {
+				if step >= d.step {
+					s.Spec = d.codecs[tensor]
+				}
 			}
 			if g := s.Gradient(gradientOf(step, rank, tensor), 1); rank == 0 {
 				sum = g

@@ -38,10 +38,7 @@ func TestDecisionsHaveTheBytesThatCodecsSend(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n, err := New(Config{Spec: spec, Codecs: all, Groups: groups, Ranks: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := New(Config{Spec: spec, Codecs: all, Groups: groups, Ranks: 1})
 		for _, a := range n.On(Event{Kind: Begin}, nil) {
 			if a.Kind != Propose {
 				continue

@@ -1,10 +1,10 @@
 package ratecontrol
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -12,7 +12,7 @@ import (
 // Config is a job.
 type Config struct {
 	Spec    Spec
-	Codecs  []Codec // the candidates
+	Codecs  []Codec // the candidates: 1 to 255
 	Groups  []Group
 	Start   uint8 // all groups' codec until the first decision
 	Ranks   int
@@ -26,8 +26,8 @@ const (
 	// Begin announces that Rank begins Step, and for how long it computed in the step before, without waiting for answers, or the
 	// budget would grow with the bytes (Elapsed; 0 if unknown).
 	Begin EventKind = iota
-	// Acked reports Bytes of Chunks, with headers, that Rank's connections delivered within Elapsed, every few chunks, and their round
-	// trip (RTT; 0 if unknown).
+	// Acked reports Bytes of Chunks, with headers, that Rank's connections delivered within Elapsed, every few chunks, where the link
+	// alone determined the time.
 	Acked
 	// Measured reports Samples from the headers of Rank's chunks of a step, at most one per group. Raw chunks have none.
 	Measured
@@ -35,9 +35,8 @@ const (
 	Probed
 	// Accept announces that Rank will use Version from its step on, which it has not begun.
 	Accept
-	// Leave announces that Rank is lost, and Join that it takes part again. All take part at first.
+	// Leave announces that Rank has left or is lost.
 	Leave
-	Join
 )
 
 // Event is an event of a job.
@@ -46,10 +45,8 @@ type Event struct {
 	Rank    int
 	Step    uint64
 	Elapsed time.Duration
-	RTT     time.Duration
 	Bytes   int64
 	Chunks  int
-	Limited bool // of Acked: the queue ran dry, or the window was full, so that the link could have carried more
 	Version uint32
 	Samples []Sample
 }
@@ -104,23 +101,17 @@ type Controller struct {
 	config Config
 	table  table
 	links  []link
-	seen   uint64 // the largest step that a rank has begun
-	begun  bool
+	begun  uint64 // the largest step that a rank has begun, plus 1
 
 	current  Decision // confirmed
-	pending  Decision
-	accepted []bool // by rank; nil unless a decision is pending
-	version  uint32
-	lead     uint64 // steps from a proposal to its effect; doubled when ranks do not accept in time
-	due      uint64 // the step of the next solution
-	probed   uint64 // the number of probes
+	proposal Decision // the last one
+	pending  bool     // the proposal is neither confirmed nor withdrawn
+	lead     uint64   // steps from a proposal to its effect; doubled when ranks do not accept in time
+	due      uint64   // the step of the next solution
+	probed   uint64   // the number of probes
 	calm     calm
-	held     []uint8    // that [Controller.Hold] named
-	script   []Decision // of a replay, else nil
-
-	knapsack knapsack
+	held     []uint8 // that [Controller.Hold] named
 	worth    []float64
-	options  []point
 }
 
 // calm keeps a controller from following every movement. Groups rise to what the links have carried in every step of a window.
@@ -152,71 +143,16 @@ func (c *calm) budget() float64 {
 }
 
 // New returns the controller of a job. The spec must come from [Parse].
-func New(c Config) (*Controller, error) {
-	if c.Ranks < 1 || c.Message < 0 || int(c.Start) > len(c.Codecs) {
-		return nil, fmt.Errorf("%d ranks, %v seconds a message, codec %d of %d: use 1 rank or more, no negative number, and a candidate",
-			c.Ranks, c.Message, c.Start, len(c.Codecs))
-	}
-	n := &Controller{config: c, links: make([]link, c.Ranks), lead: soonest}
-	if err := n.table.init(c.Groups, c.Codecs, c.Ranks); err != nil {
-		return nil, err
-	}
-	for r := range n.links {
-		n.links[r].live = true
-	}
+func New(c Config) *Controller {
 	groups := len(c.Groups)
-	n.worth, n.calm.rose = make([]float64, groups), make([]bool, groups)
+	n := &Controller{
+		config: c, links: slices.Repeat([]link{{live: true}}, c.Ranks), lead: soonest, worth: make([]float64, groups),
+		calm: calm{length: dwell, least: math.Inf(1), rose: make([]bool, groups)},
+	}
+	n.table.init(c.Groups, c.Codecs, c.Ranks)
 	n.current = Decision{Codecs: slices.Repeat([]uint8{c.Start}, groups), Budget: n.table.raw}
 	n.current.Bytes = n.table.length(n.current.Codecs)
-	n.calm.length, n.calm.least = dwell, math.Inf(1)
-	return n, nil
-}
-
-// Replay returns a controller that makes the decisions of a log, whatever else it sees, at their steps.
-func Replay(c Config, log []string) (*Controller, error) {
-	n, err := New(c)
-	if err != nil {
-		return nil, err
-	}
-	n.script = make([]Decision, 0, len(log))
-	for _, line := range log {
-		d, err := parse(line, n.table.codecs, len(c.Groups))
-		if err != nil {
-			return nil, err
-		}
-		if k := len(n.script); k > 0 && n.script[k-1].Step >= d.Step {
-			return nil, fmt.Errorf("decision %d from step %d comes after step %d: give the log in its order", d.Version, d.Step,
-				n.script[k-1].Step)
-		}
-		d.Bytes = n.table.length(d.Codecs)
-		n.script = append(n.script, d)
-	}
-	return n, nil
-}
-
-// parse reads the line of a decision about so many groups.
-func parse(line string, codecs []Codec, groups int) (d Decision, err error) {
-	head, list, _ := strings.Cut(line, ":")
-	if n, err := fmt.Sscanf(head, "%d from step %d", &d.Version, &d.Step); n != 2 || err != nil {
-		return Decision{}, fmt.Errorf("decision %q: write VERSION from step STEP: CODEC*GROUPS …", line)
-	}
-	for field := range strings.FieldsSeq(list) {
-		name, times, repeated := strings.Cut(field, "*")
-		n := 1
-		if repeated {
-			n, err = strconv.Atoi(times)
-		}
-		c := slices.IndexFunc(codecs, func(c Codec) bool { return c.Name == name })
-		if err != nil || n < 1 || n > groups || c < 0 {
-			return Decision{}, fmt.Errorf("decision %d: %q: use a candidate's name, or name*number for several groups", d.Version, field)
-		}
-		d.Codecs = append(d.Codecs, slices.Repeat([]uint8{uint8(c)}, n)...)
-	}
-	if len(d.Codecs) != groups {
-		return Decision{}, fmt.Errorf("decision %d is about %d groups, but the job has %d: replay it with the job that wrote it", d.Version,
-			len(d.Codecs), groups)
-	}
-	return d, nil
+	return n
 }
 
 // Line returns a decision's line in the log, such as "3 from step 152: int4*12 int8 none*3".
@@ -257,105 +193,86 @@ func (n *Controller) Hold(name string) error {
 	return fmt.Errorf("codec %q is not a candidate: use one of %s", name, strings.Join(names, ", "))
 }
 
-// On appends the acts that follow from an event. An event of a rank that the job does not have is ignored.
+// On appends the acts that follow from an event.
 func (n *Controller) On(e Event, to []Act) []Act {
-	if e.Rank < 0 || e.Rank >= len(n.links) {
-		return to
-	}
 	l := &n.links[e.Rank]
 	switch e.Kind {
 	case Begin:
-		average(&l.overlap, e.Elapsed)
-		if e.Step > n.seen || !n.begun {
-			n.seen, n.begun = e.Step, true
-			to = n.step(to)
+		if l.computed(e.Elapsed.Seconds()); e.Step >= n.begun {
+			n.begun = e.Step + 1
+			to = n.step(e.Step, to)
 		}
 	case Acked:
-		average(&l.rtt, e.RTT)
-		l.acked(float64(e.Bytes), e.Elapsed.Seconds(), e.Chunks, e.Limited, n.config.Message)
+		l.acked(float64(e.Bytes), e.Elapsed.Seconds(), e.Chunks, n.config.Message)
 	case Measured:
 		n.table.measured(e.Rank, e.Samples, n.links)
 	case Probed:
 		n.table.probed(e.Samples)
 	case Accept:
-		if n.accepted != nil && e.Version == n.pending.Version {
-			n.accepted[e.Rank] = true
+		if e.Version == n.proposal.Version {
+			l.accepted = e.Version
 			to = n.confirm(to)
 		}
 	case Leave:
 		*l = link{}
 		to = n.confirm(to)
-	case Join:
-		*l = link{live: true}
-		if n.accepted != nil {
-			n.accepted[e.Rank] = false
-		}
 	}
 	return to
 }
 
 // step follows a step that begins.
-func (n *Controller) step(to []Act) []Act {
+func (n *Controller) step(now uint64, to []Act) []Act {
 	// A rank that has not accepted when another begins the last step before could be surprised.
-	if n.accepted != nil && n.seen+1 >= n.pending.Step {
-		to = n.withdraw(to)
-	}
-	if n.script != nil {
-		if n.accepted == nil && len(n.script) > 0 && n.script[0].Step <= n.seen+latest {
-			to, n.script = n.propose(n.script[0], to), n.script[1:]
-		}
-		return to
+	if n.pending && now+1 >= n.proposal.Step {
+		n.lead, n.due, n.pending = min(2*n.lead, latest), now, false
+		to = append(to, Act{Kind: Withdraw, Decision: n.proposal})
 	}
 	if n.held != nil {
-		if n.accepted == nil && !slices.Equal(n.held, n.current.Codecs) {
-			to = n.propose(Decision{Codecs: n.held, Bytes: n.table.length(n.held), Budget: n.table.raw}, to)
+		if !n.pending && !slices.Equal(n.held, n.current.Codecs) {
+			to = n.propose(now, Decision{Codecs: n.held, Bytes: n.table.length(n.held), Budget: n.table.raw}, to)
 		}
 		return to
 	}
-	if n.seen >= n.probed*probes {
+	if now >= n.probed*probes {
 		live := slices.IndexFunc(n.links, func(l link) bool { return l.live })
 		to = append(to, Act{Kind: Probe, Rank: max(live, 0), Chunk: int(n.probed)})
-		n.probed = n.seen/probes + 1
+		n.probed = now/probes + 1
 	}
-	budget, ok := n.budget()
-	if !ok {
+	budget := n.budget()
+	if math.IsInf(budget, 1) {
 		return to
 	}
-	n.calm.add(budget)
-	if n.accepted == nil && n.seen >= max(n.due, n.current.Step) {
-		n.due = n.seen + period
-		to = n.solve(n.calm.budget(), to)
+	n.calm.add(min(math.Round(budget), float64(n.table.raw)))
+	if !n.pending && now >= max(n.due, n.current.Step) {
+		n.due = now + period
+		to = n.solve(now, n.calm.budget(), to)
 	}
 	return to
 }
 
-// budget returns the whole bytes that a step may have, by the slowest link.
-func (n *Controller) budget() (float64, bool) {
+// budget returns the bytes that a step may have by the slowest link, or +Inf until a link is known.
+func (n *Controller) budget() float64 {
 	b, raw := n.config.Spec.Budget, float64(n.table.raw)
 	if b.Share > 0 {
-		return math.Round(b.Share * raw), true
+		return b.Share * raw
 	}
+	messages := float64(n.table.chunks) * n.config.Message
 	least := math.Inf(1)
 	for r := range n.links {
 		l := &n.links[r]
-		bandwidth, seconds := l.bandwidth(), l.overlap
-		if b.Rate > 0 && (bandwidth == 0 || bandwidth > b.Rate) {
-			bandwidth = b.Rate
+		bandwidth, seconds := l.bandwidth(), cmp.Or(b.Time.Seconds(), l.overlap)
+		if b.Rate > 0 {
+			bandwidth = min(cmp.Or(bandwidth, b.Rate), b.Rate)
 		}
-		if b.Time > 0 {
-			seconds = b.Time.Seconds()
-		}
-		if !l.live || bandwidth == 0 {
-			continue
-		}
-		if seconds -= l.rtt + float64(float64(n.table.chunks)*n.config.Message); l.overlap == 0 && b.Time == 0 {
-			seconds = math.NaN()
-		}
-		if bytes := n.config.Spec.limit(&n.table, bandwidth, seconds); bytes < least {
-			least = bytes
+		switch {
+		case !l.live || bandwidth == 0:
+		case n.config.Spec.Law == aceLaw && b == Budget{}: // equation 5
+			least = min(least, raw/(cmin+float64((cmax-cmin)*math.Exp(-beta*bandwidth*8e-6))))
+		case seconds > 0:
+			least = min(least, margin*bandwidth*max(seconds-messages, 0))
 		}
 	}
-	return min(math.Round(least), raw), !math.IsInf(least, 1)
+	return least
 }
 
 // lost returns what codecs lose of all groups' worth.
@@ -367,55 +284,39 @@ func (n *Controller) lost(codecs []uint8) (sum float64) {
 }
 
 // solve proposes other codecs if the bytes exceed the budget, or if a window is over in which all budgets allowed better ones.
-func (n *Controller) solve(budget float64, to []Act) []Act {
+func (n *Controller) solve(now uint64, budget float64, to []Act) []Act {
 	n.config.Spec.worth(&n.table, n.worth)
-	now := n.current.Codecs
-	most := budget
+	codecs, most := n.current.Codecs, budget
 	if n.config.Spec.Budget.Share == 0 && n.current.Version > 0 {
 		most *= over
 	}
-	if float64(n.table.length(now)) > most {
-		if d := n.choose(budget, false); !slices.Equal(d.Codecs, now) {
-			to = n.propose(d, to)
+	if float64(n.table.length(codecs)) > most {
+		if d := n.choose(budget, false); !slices.Equal(d.Codecs, codecs) {
+			to = n.propose(now, d, to)
 		}
 		return to
 	}
-	if n.seen < n.calm.since+n.calm.length {
+	if now < n.calm.since+n.calm.length {
 		return to
 	}
 	least := n.calm.least
-	n.calm.since, n.calm.least = n.seen, budget
-	d := n.choose(least, true)
-	if float64(d.Bytes) <= least && n.lost(d.Codecs) < better*n.lost(now) {
-		to = n.propose(d, to)
+	n.calm.since, n.calm.least = now, budget
+	if d := n.choose(least, true); float64(d.Bytes) <= least && n.lost(d.Codecs) < better*n.lost(codecs) {
+		to = n.propose(now, d, to)
 	}
 	return to
 }
 
-// choose solves the knapsack. Groups may move to a codec near the present one, a rung of their hulls up or down, or else to any
-// with fewer bytes.
+// choose solves the knapsack.
 func (n *Controller) choose(budget float64, near bool) Decision {
-	t, k := &n.table, &n.knapsack
-	k.reset()
-	total, all := 0.0, budget >= float64(t.raw)
-	for g := range t.groups {
-		total += n.worth[g]
-		points := append(n.options[:0], n.point(g, n.current.Codecs[g]))
-		if !t.fixed[g] {
-			points = n.reachable(points, g, near)
-		}
-		if all {
-			points[0] = slices.MaxFunc(points, func(a, b point) int { return int(a.bytes - b.bytes) })
-			points = points[:1]
-		}
-		k.add(points)
-		n.options = points
+	total, hulls := 0.0, make([][]point, len(n.worth))
+	for g, worth := range n.worth {
+		total, hulls[g] = total+worth, n.reachable(g, near)
 	}
-	d := Decision{Codecs: make([]uint8, len(t.groups)), Budget: int64(budget)}
-	var bound float64
-	d.Bytes, _, bound = k.solve(d.Budget)
-	for g := range d.Codecs {
-		d.Codecs[g] = k.codec(g)
+	choice, bytes, bound := solve(hulls, int64(budget))
+	d := Decision{Codecs: make([]uint8, len(choice)), Bytes: bytes, Budget: int64(budget)}
+	for g, p := range choice {
+		d.Codecs[g] = p.codec
 	}
 	if total > 0 {
 		d.Distortion, d.Bound = n.lost(d.Codecs)/total, (total-bound)/total
@@ -423,16 +324,17 @@ func (n *Controller) choose(budget float64, near bool) Decision {
 	return d
 }
 
-func (n *Controller) point(g int, c uint8) point {
-	i := n.table.at(g, c)
-	return point{c, n.table.bytes[i], n.worth[g] * (1 - n.table.lost[i])}
-}
-
-// reachable appends the codecs that a group may move to, to the one that it has.
-func (n *Controller) reachable(points []point, g int, near bool) []point {
-	now := points[0]
+// reachable returns the hull of the codecs that a group may have next: the present one, and those a rung of all codecs' hull from
+// it if they must be near, or else any with fewer bytes.
+func (n *Controller) reachable(g int, near bool) []point {
+	points := make([]point, 1, 1+len(n.table.codecs))
 	for c := range n.table.codecs {
-		points = append(points, n.point(g, uint8(c)))
+		i := n.table.at(g, uint8(c))
+		points = append(points, point{uint8(c), n.table.bytes[i], n.worth[g] * (1 - n.table.lost[i])})
+	}
+	now := points[1+n.current.Codecs[g]]
+	if points[0] = now; n.table.groups[g].Elems < smallest {
+		return points[:1]
 	}
 	h := hull(points[1:])
 	rung := 0
@@ -440,37 +342,28 @@ func (n *Controller) reachable(points []point, g int, near bool) []point {
 		rung++
 	}
 	low, high := 0, rung+1
-	switch {
-	case h[0].bytes > now.bytes:
-		high = 0
-	case near:
+	if near {
 		low, high = max(rung-1, 0), min(rung+2, len(h))
 	}
-	return append(points[:1], h[low:high]...)
+	return hull(append(points[:1], h[low:high]...))
 }
 
 // propose asks all ranks about a decision.
-func (n *Controller) propose(d Decision, to []Act) []Act {
-	if n.script == nil {
-		d.Version, d.Step = n.version+1, n.seen+n.lead
-	}
-	n.version = d.Version
-	n.pending, n.accepted = d, make([]bool, len(n.links))
+func (n *Controller) propose(now uint64, d Decision, to []Act) []Act {
+	d.Version, d.Step = n.proposal.Version+1, now+n.lead
+	n.proposal, n.pending = d, true
 	return append(to, Act{Kind: Propose, Decision: d})
 }
 
 // confirm makes the pending decision the current one if all ranks have accepted it.
 func (n *Controller) confirm(to []Act) []Act {
-	if n.accepted == nil {
-		return to
-	}
 	for r := range n.links {
-		if n.links[r].live && !n.accepted[r] {
+		if l := &n.links[r]; !n.pending || l.live && l.accepted != n.proposal.Version {
 			return to
 		}
 	}
 	turned, t := 0, &n.table
-	for g, c := range n.pending.Codecs {
+	for g, c := range n.proposal.Codecs {
 		now, next := t.bytes[t.at(g, n.current.Codecs[g])], t.bytes[t.at(g, c)]
 		if now != next {
 			if n.calm.rose[g] && next < now {
@@ -480,18 +373,11 @@ func (n *Controller) confirm(to []Act) []Act {
 		}
 	}
 	// That some groups exchange their bytes as energies drift is not a mistake.
-	if turned > 0 && n.pending.Bytes < n.current.Bytes || turned*10 > len(t.groups) {
+	if turned > 0 && n.proposal.Bytes < n.current.Bytes || turned*10 > len(t.groups) {
 		n.calm.length = min(2*n.calm.length, longer*dwell)
 		clear(n.calm.rose)
 	}
-	n.calm.since, n.calm.least = n.pending.Step, math.Inf(1)
-	n.current, n.accepted = n.pending, nil
+	n.calm.since, n.calm.least = n.proposal.Step, math.Inf(1)
+	n.current, n.pending = n.proposal, false
 	return append(to, Act{Kind: Confirm, Decision: n.current})
-}
-
-// withdraw drops the pending decision. The next has more time.
-func (n *Controller) withdraw(to []Act) []Act {
-	n.lead = min(2*n.lead, latest)
-	n.due, n.accepted = n.seen, nil
-	return append(to, Act{Kind: Withdraw, Decision: n.pending})
 }

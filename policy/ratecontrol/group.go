@@ -2,7 +2,6 @@ package ratecontrol
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 )
 
@@ -21,13 +20,11 @@ const Raw = 0
 // RawName is the name of [Raw] in logs.
 const RawName = "none"
 
-// Group is a tensor, or a part of a large one: elements that take the same codec.
+// Group is a tensor, or a part of a large one: elements that take the same codec. One of less than 4 KiB keeps its first codec.
 type Group struct {
-	Name   string
 	Elems  int
 	Chunk  int     // elements of a chunk; the last may have fewer. If 0, the group is one chunk.
 	Weight float64 // of its distortion, and its structural attention in law ace. If 0, 1.
-	Raw    bool    // it takes no codec: norms and biases. A group of less than 4 KiB takes none in any case.
 }
 
 // Sample has the sums of the squares of the elements of a group's chunks, and of what the codec loses of them.
@@ -39,7 +36,7 @@ type Sample struct {
 }
 
 const (
-	smallest = 4096 // bytes of a group that takes a codec
+	smallest = 1024 // elements of a group whose codec changes
 	fading   = 0.1  // weight of a step in a group's averages
 	probing  = 0.5  // weight of a probe in a distortion
 )
@@ -50,7 +47,6 @@ type table struct {
 	codecs []Codec
 	bytes  []int64
 	lost   []float64 // distortion
-	fixed  []bool
 	raw    int64
 	chunks int
 
@@ -59,24 +55,11 @@ type table struct {
 	rows          [][]Sample // by rank and group; nil if folded, without elements if unknown
 }
 
-func (t *table) init(groups []Group, codecs []Codec, ranks int) error {
+func (t *table) init(groups []Group, codecs []Codec, ranks int) {
+	n := len(groups)
 	t.codecs = append([]Codec{{Name: RawName, Bytes: func(n int) int { return 4 * n }}}, codecs...)
-	names := make(map[string]bool)
-	for _, c := range t.codecs {
-		if c.Name == "" || names[c.Name] || c.Bytes == nil || !(c.Distortion >= 0) || math.IsInf(c.Distortion, 1) {
-			return fmt.Errorf("codec %q has distortion %v: name each candidate once, none %s, with lengths and a distortion", c.Name,
-				c.Distortion, RawName)
-		}
-		names[c.Name] = true
-	}
-	if len(t.codecs) < 2 || len(t.codecs) > 256 || len(groups) == 0 {
-		return fmt.Errorf("%d codecs to choose from for %d groups: give 1 to 255, and a group per tensor", len(codecs), len(groups))
-	}
+	t.rms, t.variance, t.rows = make([]float64, n), make([]float64, n), make([][]Sample, ranks)
 	for _, g := range groups {
-		if g.Elems <= 0 || g.Chunk < 0 || !(g.Weight >= 0) || math.IsInf(g.Weight, 1) {
-			return fmt.Errorf("group %s has %d elements in chunks of %d and weight %v: use 1 element or more, and finite weights from 0",
-				g.Name, g.Elems, g.Chunk, g.Weight)
-		}
 		g.Weight, g.Chunk = cmp.Or(g.Weight, 1), cmp.Or(g.Chunk, g.Elems)
 		whole, rest := g.Elems/g.Chunk, g.Elems%g.Chunk
 		for _, c := range t.codecs {
@@ -88,11 +71,8 @@ func (t *table) init(groups []Group, codecs []Codec, ranks int) error {
 		}
 		t.chunks += whole + min(rest, 1)
 		t.raw += int64(4 * g.Elems)
-		t.groups, t.fixed = append(t.groups, g), append(t.fixed, g.Raw || 4*g.Elems < smallest)
-		t.density = append(t.density, -1)
+		t.groups, t.density = append(t.groups, g), append(t.density, -1)
 	}
-	t.rms, t.variance, t.rows = make([]float64, len(groups)), make([]float64, len(groups)), make([][]Sample, ranks)
-	return nil
 }
 
 func (t *table) at(g int, c uint8) int { return g*len(t.codecs) + int(c) }
@@ -126,45 +106,36 @@ func (t *table) measured(rank int, samples []Sample, links []link) {
 		}
 	}
 	for g := range t.groups {
-		t.fold(g, links)
+		sum, density := Sample{Group: g}, 0.0 // with the number of ranks, instead of elements
+		for r, row := range t.rows {
+			if !links[r].live || row[g].Elems == 0 {
+				continue
+			}
+			s := &row[g]
+			if sum.Elems++; sum.Elems == 1 {
+				sum.Codec = s.Codec // distortions of others do not count in a step of several
+			}
+			if s.Codec == sum.Codec {
+				sum.Energy, sum.Lost = sum.Energy+s.Energy, sum.Lost+s.Lost
+			}
+			density += s.Energy / float64(s.Elems)
+		}
+		if sum.Elems > 0 {
+			t.observe(g, density/float64(sum.Elems))
+			t.lose(sum, fading)
+		}
 	}
 	clear(t.rows)
 }
 
-func (t *table) fold(g int, links []link) {
-	var density, energy, lost, ranks float64
-	var codec uint8 // of the first rank; distortions of others do not count in a step of several
-	for r, row := range t.rows {
-		if !links[r].live || row[g].Elems == 0 {
-			continue
-		}
-		s := &row[g]
-		if ranks == 0 {
-			codec = s.Codec
-		}
-		if s.Codec == codec {
-			energy, lost = energy+s.Energy, lost+s.Lost
-		}
-		density, ranks = density+s.Energy/float64(s.Elems), ranks+1
-	}
-	if ranks == 0 {
-		return
-	}
-	t.observe(g, density/ranks)
-	if energy > 0 && codec != Raw {
-		t.lose(g, codec, lost/energy, fading)
-	}
-}
-
-// probed takes the samples of a chunk that was encoded with each codec.
+// probed takes the samples of a chunk that was encoded with several codecs.
 func (t *table) probed(samples []Sample) {
 	for _, s := range samples {
-		switch {
-		case !t.valid(s):
-		case s.Codec == Raw:
+		if !t.valid(s) {
+			continue
+		}
+		if t.lose(s, probing); s.Codec == Raw {
 			t.observe(s.Group, s.Energy/float64(s.Elems))
-		case s.Energy > 0:
-			t.lose(s.Group, s.Codec, s.Lost/s.Energy, probing)
 		}
 	}
 }
@@ -181,13 +152,18 @@ func (t *table) observe(g int, density float64) {
 	t.density[g] = float64(fading*density) + float64((1-fading)*t.density[g])
 }
 
-func (t *table) lose(g int, c uint8, share, weight float64) {
-	l := &t.lost[t.at(g, c)]
-	*l = float64(weight*share) + float64((1-weight)**l)
+func (t *table) lose(s Sample, weight float64) {
+	if l := &t.lost[t.at(s.Group, s.Codec)]; s.Energy > 0 && s.Codec != Raw {
+		*l = float64(weight*(s.Lost/s.Energy)) + float64((1-weight)**l)
+	}
 }
 
-// margin is the share of the bandwidth that a budget uses.
-const margin = 0.9
+const (
+	margin = 0.9 // the share of the bandwidth that a budget uses
+	// Of law ace: the weight of the gradients' statistics in a group's importance (equation 3), and for a budget the least and the
+	// most compression, and how it falls with each Mb/s (equation 5).
+	alpha, cmin, cmax, beta = 0.5, 1, 32, 0.02
+)
 
 // worth writes each group's value. A codec keeps the share of it that it does not lose. By law greedy the value is the energy of
 // the group's gradients, or until that is known, of a typical element. By law ace it is the importance of the group's elements
@@ -197,7 +173,7 @@ func (s *Spec) worth(t *table, to []float64) {
 		rms, variance := scores(t.rms), scores(t.variance)
 		for g := range to {
 			attention := 1 / (1 + math.Exp(-(rms[g] + variance[g])))
-			importance := float64(s.Alpha*attention) + float64((1-s.Alpha)*t.groups[g].Weight)
+			importance := float64(alpha*attention) + float64((1-alpha)*t.groups[g].Weight)
 			to[g] = importance * float64(t.groups[g].Elems)
 		}
 		return
@@ -217,15 +193,6 @@ func (s *Spec) worth(t *table, to []float64) {
 	}
 }
 
-// limit returns a step's bytes for a bandwidth in bytes per second and the seconds in which bytes can travel, NaN until they are
-// known: what fits in them, or by law ace without a budget the raw bytes over equation 5's compression, by bandwidth alone.
-func (s *Spec) limit(t *table, bandwidth, seconds float64) float64 {
-	if s.Law == aceLaw && s.Budget == (Budget{}) {
-		return float64(t.raw) / (s.Least + float64((s.Most-s.Least)*math.Exp(-s.Beta*bandwidth*8e-6)))
-	}
-	return margin * bandwidth * max(seconds, 0)
-}
-
 // scores returns the logarithms of x with mean 0 and variance 1, and 0 for that of 0.
 func scores(x []float64) []float64 {
 	z, sum, squares, n := make([]float64, len(x)), 0.0, 0.0, 0.0
@@ -236,13 +203,13 @@ func scores(x []float64) []float64 {
 	}
 	mean := sum / max(n, 1)
 	for i, v := range x {
-		if d := z[i] - mean; v > 0 {
-			squares += float64(d * d)
+		if z[i] -= mean; v > 0 {
+			squares += float64(z[i] * z[i])
 		}
 	}
 	deviation := math.Sqrt(squares / max(n, 1))
-	for i := range z {
-		if z[i] = (z[i] - mean) / deviation; math.IsNaN(z[i]) || math.IsInf(z[i], 0) {
+	for i, v := range x {
+		if z[i] /= deviation; !(v > 0 && deviation > 0) {
 			z[i] = 0
 		}
 	}

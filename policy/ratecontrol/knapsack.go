@@ -2,7 +2,6 @@ package ratecontrol
 
 import (
 	"cmp"
-	"math"
 	"slices"
 )
 
@@ -35,68 +34,44 @@ func hull(points []point) []point {
 // gain returns the value of a byte between two points.
 func gain(a, b point) float64 { return (b.value - a.value) / float64(b.bytes-a.bytes) }
 
-// rise is a step up a group's hull.
-type rise struct {
-	key         uint64 // falls with the gain
-	group, rung int32
-}
-
-// knapsack solves a multiple-choice knapsack: one point for each group, of the largest value within a budget of bytes. It keeps its
-// memory between solutions.
-type knapsack struct {
-	points []point
-	first  []int32 // of each group's hull in points, and the end
-	rises  []rise
-	at     []int32 // each group's rung
-}
-
-func (k *knapsack) reset() { k.points, k.first = k.points[:0], append(k.first[:0], 0) }
-
-// add adds the hull of the next group's points.
-func (k *knapsack) add(points []point) {
-	k.points = append(k.points, hull(points)...)
-	k.first = append(k.first, int32(len(k.points)))
-}
-
-// solve climbs the hulls from their lowest rungs, by falling gain and then by group, and passes over groups whose next rung does
-// not fit. It returns the bytes and the value of its choice, and the value that no choice within the budget exceeds: the optimum
-// if rungs could be divided. If the lowest rungs alone exceed the budget, they are the choice, and the bound is their value.
-func (k *knapsack) solve(budget int64) (bytes int64, value, bound float64) {
-	groups := len(k.first) - 1
-	k.at, k.rises = append(k.at[:0], make([]int32, groups)...), k.rises[:0]
-	for g := range groups {
-		h := k.points[k.first[g]:k.first[g+1]]
-		bytes, value = bytes+h[0].bytes, value+h[0].value
+// solve solves a multiple-choice knapsack: one point of each group's hull, of the largest value within a budget of bytes. It climbs
+// the hulls from their lowest rungs, by falling gain and then by group, and passes over groups whose next rung does not fit. It
+// returns the choice with its bytes, and the value that no choice within the budget exceeds: the optimum if rungs could be divided.
+// If the lowest rungs alone exceed the budget, they are the choice, and the bound is their value.
+func solve(hulls [][]point, budget int64) (choice []point, bytes int64, bound float64) {
+	type rise struct {
+		gain        float64
+		group, rung int32
+	}
+	rises, value := make([]rise, 0, 4*len(hulls)), 0.0
+	for g, h := range hulls {
+		choice, bytes, value = append(choice, h[0]), bytes+h[0].bytes, value+h[0].value
 		for r := 1; r < len(h); r++ {
-			// Of positive numbers, bits compare as the numbers do.
-			k.rises = append(k.rises, rise{^math.Float64bits(gain(h[r-1], h[r])), int32(g), int32(r)})
+			rises = append(rises, rise{gain(h[r-1], h[r]), int32(g), int32(r)})
 		}
 	}
-	slices.SortFunc(k.rises, func(a, b rise) int {
-		if a.key != b.key {
-			return cmp.Compare(a.key, b.key)
+	slices.SortFunc(rises, func(a, b rise) int {
+		if a.gain != b.gain {
+			return cmp.Compare(b.gain, a.gain)
 		}
 		return cmp.Or(cmp.Compare(a.group, b.group), cmp.Compare(a.rung, b.rung))
 	})
 	bound, divided := value, bytes > budget
-	for _, r := range k.rises {
-		if k.at[r.group] != r.rung-1 {
+	for _, r := range rises {
+		from, to := hulls[r.group][r.rung-1], hulls[r.group][r.rung]
+		if choice[r.group] != from {
 			continue // a lower rung did not fit
 		}
-		from, to := k.points[k.first[r.group]+r.rung-1], k.points[k.first[r.group]+r.rung]
 		if room := budget - bytes; to.bytes-from.bytes > room {
 			if !divided {
-				bound, divided = value+float64(gain(from, to)*float64(room)), true
+				bound, divided = value+float64(r.gain*float64(room)), true
 			}
 			continue
 		}
-		k.at[r.group], bytes, value = r.rung, bytes+to.bytes-from.bytes, value+(to.value-from.value)
+		choice[r.group], bytes, value = to, bytes+to.bytes-from.bytes, value+(to.value-from.value)
 	}
 	if !divided {
 		bound = value
 	}
-	return bytes, value, bound
+	return choice, bytes, bound
 }
-
-// codec returns the choice for a group.
-func (k *knapsack) codec(g int) uint8 { return k.points[k.first[g]+k.at[g]].codec }

@@ -37,14 +37,17 @@ func draw(r *rand.Rand, groups int) (all [][]point, raw int64) {
 	return all, raw
 }
 
-func solved(all [][]point, budget int64) (k *knapsack, bytes int64, value, bound float64) {
-	k = &knapsack{}
-	k.reset()
+// solved returns the choice for groups of points, in bytes, value and bound.
+func solved(all [][]point, budget int64) (choice []point, bytes int64, value, bound float64) {
+	var hulls [][]point
 	for _, points := range all {
-		k.add(slices.Clone(points))
+		hulls = append(hulls, hull(slices.Clone(points)))
 	}
-	bytes, value, bound = k.solve(budget)
-	return k, bytes, value, bound
+	choice, bytes, bound = solve(hulls, budget)
+	for _, p := range choice {
+		value += p.value
+	}
+	return choice, bytes, value, bound
 }
 
 // exact returns the largest value within the budget, by dynamic programming over bytes.
@@ -118,11 +121,12 @@ func TestKnapsackAgainstBruteForce(t *testing.T) {
 			}
 		}
 		search(0, 0, 0)
-		k, bytes, value, bound := solved(all, budget)
+		choice, bytes, value, bound := solved(all, budget)
 		var sum int64
-		for g := range all {
-			i := slices.IndexFunc(all[g], func(p point) bool { return p.codec == k.codec(g) })
-			sum += all[g][i].bytes
+		for g, p := range choice {
+			if sum += p.bytes; !slices.Contains(all[g], p) {
+				t.Fatalf("%v is not among %v", p, all[g])
+			}
 		}
 		switch {
 		case sum != bytes:
@@ -167,7 +171,7 @@ func TestHullIsConcaveAndAboveAllPoints(t *testing.T) {
 func TestTiesGoToTheFirstGroups(t *testing.T) {
 	two := []point{{0, 10, 1}, {1, 30, 5}}
 	k, bytes, _, _ := solved([][]point{two, two, two}, 70)
-	if got := fmt.Sprint(bytes, k.codec(0), k.codec(1), k.codec(2)); got != "70 1 1 0" {
+	if got := fmt.Sprint(bytes, k[0].codec, k[1].codec, k[2].codec); got != "70 1 1 0" {
 		t.Error(got)
 	}
 }
@@ -176,15 +180,9 @@ func BenchmarkSolve(b *testing.B) {
 	for _, groups := range []int{100, 300, 1000} {
 		b.Run(fmt.Sprint(groups), func(b *testing.B) {
 			all, raw := draw(rand.New(rand.NewPCG(1, 1)), groups)
-			var k knapsack
-			scratch := make([]point, 0, 16)
 			b.ReportAllocs()
 			for b.Loop() {
-				k.reset()
-				for _, points := range all {
-					k.add(append(scratch, points...))
-				}
-				k.solve(raw / 64)
+				solved(all, raw/64)
 			}
 		})
 	}
@@ -199,10 +197,7 @@ func BenchmarkDecide(b *testing.B) {
 			for range groups {
 				all = append(all, Group{Elems: 512 + r.IntN(7680)})
 			}
-			n, err := New(Config{Spec: spec, Codecs: formats, Groups: all, Ranks: 1})
-			if err != nil {
-				b.Fatal(err)
-			}
+			n := New(Config{Spec: spec, Codecs: formats, Groups: all, Ranks: 1})
 			for g := range all {
 				n.table.observe(g, math.Exp(6*r.Float64()))
 			}

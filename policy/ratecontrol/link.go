@@ -3,7 +3,6 @@ package ratecontrol
 import (
 	"math"
 	"slices"
-	"time"
 )
 
 const (
@@ -12,9 +11,10 @@ const (
 	steepest     = 4    // a sample counts as no slower than the estimate divided by this
 )
 
-// link estimates the bandwidth and the times of a worker's connections.
+// link estimates the bandwidth of a worker's connections, and for how long the worker computes.
 type link struct {
-	live bool
+	live     bool
+	accepted uint32 // the last version
 	// fast is the moving average of the samples, in bytes per second: of the time that a byte takes, because a step waits for bytes.
 	// The average of rates would be too high where the rate changes, and a false sample could raise it without bound.
 	fast float64
@@ -24,14 +24,12 @@ type link struct {
 	// What was acknowledged since the last sample.
 	bytes, seconds float64
 	chunks         int
-	rtt, overlap   float64 // seconds; 0 until known
+	overlap        float64 // seconds in which bytes can travel while the worker computes; 0 until known
 }
 
-// acked adds acknowledged bytes. Each chunk costs the hosts perChunk seconds. limited reports that the sender, not the link,
-// determined the time.
-func (l *link) acked(bytes, seconds float64, chunks int, limited bool, perChunk float64) {
-	if limited || !(bytes > 0) || !(seconds > 0) || math.IsInf(bytes+seconds, 1) || chunks <= 0 {
-		l.bytes, l.seconds, l.chunks = 0, 0, 0
+// acked adds acknowledged bytes. Each chunk costs the hosts perChunk seconds.
+func (l *link) acked(bytes, seconds float64, chunks int, perChunk float64) {
+	if !(bytes > 0) || !(seconds > 0) || math.IsInf(bytes+seconds, 1) || chunks <= 0 {
 		return
 	}
 	l.bytes, l.seconds, l.chunks = l.bytes+bytes, l.seconds+seconds, l.chunks+chunks
@@ -56,13 +54,11 @@ func (l *link) acked(bytes, seconds float64, chunks int, limited bool, perChunk 
 // bandwidth returns the estimate in bytes per second. It is 0 before the first sample.
 func (l *link) bandwidth() float64 { return min(l.fast, slices.Max(l.recent[:])) }
 
-// average moves an average of seconds, 0 until it is known, to a duration.
-func average(of *float64, d time.Duration) {
-	switch s := d.Seconds(); {
-	case s <= 0:
-	case *of == 0:
-		*of = s
-	default:
-		*of = float64(smooth*s) + float64((1-smooth)**of)
+// computed adds the seconds of a step, which are 0 if they are not known.
+func (l *link) computed(seconds float64) {
+	if l.overlap == 0 {
+		l.overlap = max(seconds, 0)
+	} else if seconds > 0 {
+		l.overlap = float64(smooth*seconds) + float64((1-smooth)*l.overlap)
 	}
 }

@@ -3,13 +3,12 @@ package ratecontrol
 import (
 	"math"
 	"testing"
-	"time"
 
 	"pgregory.net/rapid"
 )
 
 // sample adds one sample of so many bytes per second.
-func (l *link) sample(rate float64) { l.acked(rate/10, 0.1, sampleChunks, false, 0) }
+func (l *link) sample(rate float64) { l.acked(rate/10, 0.1, sampleChunks, 0) }
 
 func TestBandwidthFollowsTheLink(t *testing.T) {
 	var l link
@@ -34,26 +33,21 @@ func TestBandwidthFollowsTheLink(t *testing.T) {
 	}
 }
 
-func TestSamplesNeedEightChunksAndABusyLink(t *testing.T) {
+func TestSamplesNeedEightChunksAndTheTimeOfTheLink(t *testing.T) {
 	var l link
-	l.acked(1e6, 1, 7, false, 0)
+	l.acked(1e6, 1, 7, 0)
 	if l.samples != 0 {
 		t.Fatal("7 chunks made a sample")
 	}
-	l.acked(1e6, 1, 1, true, 0)
-	l.acked(1e6, 1, 7, false, 0)
-	if l.samples != 0 {
-		t.Fatal("chunks from before the queue ran dry counted")
-	}
-	l.acked(2e6, 1, 1, false, 0)
+	l.acked(2e6, 1, 1, 0)
 	if l.samples != 1 || l.bandwidth() != 1.5e6 {
 		t.Fatalf("%d samples, %v", l.samples, l.bandwidth())
 	}
-	l.acked(1e6, 1, 100, false, 6e-3)
+	l.acked(1e6, 1, 100, 6e-3)
 	if l.samples != 1 {
 		t.Fatal("a sample counted whose messages took more than half of the time")
 	}
-	l.acked(1e6, 1, 100, false, 5e-3)
+	l.acked(1e6, 1, 100, 5e-3)
 	if l.samples != 2 || l.recent[1] != 2e6 {
 		t.Fatalf("the time of messages stays in the sample: %v", l.recent[:2])
 	}
@@ -68,7 +62,7 @@ func TestAFalseSampleMovesTheEstimateLittle(t *testing.T) {
 		}
 		for range rapid.IntRange(1, 50).Draw(t, "samples") {
 			before := l.bandwidth()
-			l.acked(any.Draw(t, "bytes"), any.Draw(t, "seconds"), rapid.IntRange(-1, 100).Draw(t, "chunks"), false, 1e-6)
+			l.acked(any.Draw(t, "bytes"), any.Draw(t, "seconds"), rapid.IntRange(-1, 100).Draw(t, "chunks"), 1e-6)
 			if b := l.bandwidth(); !(b >= before/1.76 && b <= before*1.34) {
 				t.Fatalf("%v became %v", before, b)
 			}
@@ -82,12 +76,12 @@ func TestAFalseSampleMovesTheEstimateLittle(t *testing.T) {
 	})
 }
 
-func TestAveragesBeginWithTheFirst(t *testing.T) {
-	var s float64
-	for _, d := range []time.Duration{0, -1, time.Second} {
-		average(&s, d)
+func TestComputingIsAveragedFromTheFirstStepThatIsKnown(t *testing.T) {
+	var l link
+	for _, seconds := range []float64{0, -1, 1, 0, 2} {
+		l.computed(seconds)
 	}
-	if average(&s, 2*time.Second); s != 1.25 {
-		t.Error(s)
+	if l.overlap != 1.25 {
+		t.Error(l.overlap)
 	}
 }

@@ -20,16 +20,17 @@ type play struct {
 }
 
 func (p *play) text(a Act) string {
+	now := p.n.begun - 1
 	switch a.Kind {
 	case Probe:
-		return fmt.Sprintf("step %d: probe chunk %d at rank %d", p.n.seen, a.Chunk, a.Rank)
+		return fmt.Sprintf("step %d: probe chunk %d at rank %d", now, a.Chunk, a.Rank)
 	case Withdraw:
-		return fmt.Sprintf("step %d: withdraw %d", p.n.seen, a.Decision.Version)
+		return fmt.Sprintf("step %d: withdraw %d", now, a.Decision.Version)
 	case Confirm:
-		return fmt.Sprintf("step %d: confirm %d", p.n.seen, a.Decision.Version)
+		return fmt.Sprintf("step %d: confirm %d", now, a.Decision.Version)
 	}
 	d := a.Decision
-	return fmt.Sprintf("step %d: propose %s; %d of %d bytes, loses %.4f, at best %.4f", p.n.seen, p.n.Line(d), d.Bytes, d.Budget,
+	return fmt.Sprintf("step %d: propose %s; %d of %d bytes, loses %.4f, at best %.4f", now, p.n.Line(d), d.Bytes, d.Budget,
 		d.Distortion, d.Bound)
 }
 
@@ -61,31 +62,21 @@ func (p *play) run(t *testing.T, d *datadriven.TestData) string {
 	}
 	var err error
 	switch d.Cmd {
-	case "new", "replay":
+	case "new":
 		p.config.Codecs, p.config.Ranks = formats, 2
 		d.MaybeScanArgs(t, "ranks", &p.config.Ranks)
 		if p.config.Spec, err = Parse(d.CmdArgs[0].String()); err != nil {
 			return err.Error()
 		}
-		log := strings.Split(d.Input, "\n")
-		if d.Cmd == "new" {
-			log = nil
-			p.config.Groups = nil
-			for line := range strings.SplitSeq(d.Input, "\n") {
-				var g Group
-				if _, err := fmt.Sscan(line, &g.Name, &g.Elems, &g.Weight, &g.Raw); err != nil {
-					d.Fatalf(t, "%q: %v", line, err)
-				}
-				g.Chunk = 8192
-				p.config.Groups = append(p.config.Groups, g)
+		p.config.Groups = nil
+		for line := range strings.SplitSeq(d.Input, "\n") {
+			g := Group{Chunk: 8192}
+			if _, err := fmt.Sscan(line, &g.Elems); err != nil {
+				d.Fatalf(t, "%q: %v", line, err)
 			}
-			p.n, err = New(p.config)
-		} else {
-			p.n, err = Replay(p.config, log)
+			p.config.Groups = append(p.config.Groups, g)
 		}
-		if err != nil {
-			return err.Error()
-		}
+		p.n = New(p.config)
 		p.step, p.log, p.accept = 0, nil, map[int]bool{}
 		for r := range p.config.Ranks {
 			p.accept[r] = true
@@ -96,21 +87,19 @@ func (p *play) run(t *testing.T, d *datadriven.TestData) string {
 	case "hears":
 		ranks(func(r int) { p.accept[r] = true })
 	case "steps":
-		to, rate, rtt, overlap := uint64(0), 0.0, "10ms", "500ms"
+		to, rate, overlap := uint64(0), 0.0, "490ms"
 		d.ScanArgs(t, "to", &to)
 		d.MaybeScanArgs(t, "mbit", &rate)
-		d.MaybeScanArgs(t, "rtt", &rtt)
 		d.MaybeScanArgs(t, "overlap", &overlap)
-		took, _ := time.ParseDuration(rtt)
 		computed, _ := time.ParseDuration(overlap)
 		for ; p.step < to; p.step++ {
 			ranks(func(r int) { p.on(&b, Event{Kind: Begin, Rank: r, Step: p.step, Elapsed: computed}) })
 			ranks(func(r int) {
-				p.on(&b, Event{Kind: Acked, Rank: r, Bytes: int64(rate * 1e6 / 8), Elapsed: time.Second, Chunks: 8, RTT: took})
+				p.on(&b, Event{Kind: Acked, Rank: r, Bytes: int64(rate * 1e6 / 8), Elapsed: time.Second, Chunks: 8})
 			})
 		}
 	case "accept":
-		ranks(func(r int) { p.on(&b, Event{Kind: Accept, Rank: r, Version: p.n.version}) })
+		ranks(func(r int) { p.on(&b, Event{Kind: Accept, Rank: r, Version: p.n.proposal.Version}) })
 	case "measured", "probed":
 		kind := map[string]EventKind{"measured": Measured, "probed": Probed}[d.Cmd]
 		var samples []Sample
@@ -124,10 +113,6 @@ func (p *play) run(t *testing.T, d *datadriven.TestData) string {
 		ranks(func(r int) { p.on(&b, Event{Kind: kind, Rank: r, Samples: samples}) })
 	case "leave":
 		ranks(func(r int) { p.on(&b, Event{Kind: Leave, Rank: r}) })
-	case "join":
-		r := 0
-		d.ScanArgs(t, "at", &r)
-		p.on(&b, Event{Kind: Join, Rank: r})
 	case "log":
 		return strings.Join(p.log, "\n") + "\n"
 	case "state":
@@ -160,10 +145,7 @@ func TestNoBandwidthMakesItFlap(t *testing.T) {
 		for g := range 20 {
 			groups = append(groups, Group{Elems: 4096 << (g % 5), Chunk: 8192})
 		}
-		n, err := New(Config{Spec: spec, Codecs: formats, Groups: groups, Ranks: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := New(Config{Spec: spec, Codecs: formats, Groups: groups, Ranks: 1})
 		const steps = 12000
 		rates := rapid.SliceOfN(rapid.Float64Range(1e4, 1e9), 1, 6).Draw(t, "bytes per second")
 		turn := rapid.IntRange(1, 1500).Draw(t, "steps")

@@ -19,13 +19,13 @@ const (
 	aceLaw    = "ace"
 )
 
+// parameters are the keys of specs, in the order of their text.
+var parameters = []string{"budget", "law", "codecs", "answers"}
+
 // Spec holds what a controller chooses by. The zero value is not valid: use [Parse].
 type Spec struct {
 	Budget Budget
 	Law    string // greedy or ace
-	// Of law ace: alpha is the weight of the gradients' statistics in a group's importance (equation 3). Without a budget, cmin, cmax
-	// and beta, per Mb/s, make the compression of equation 5.
-	Alpha, Beta, Least, Most float64
 	// Codecs names the candidates, and Answers the codec of the answers. They are for the caller, who knows codecs. If "", the caller
 	// chooses.
 	Codecs, Answers string
@@ -39,109 +39,52 @@ type Budget struct {
 	Time  time.Duration // for a step's bytes, instead of the time in which workers compute
 }
 
-var usual = Spec{Law: greedyLaw, Alpha: 0.5, Beta: 0.02, Least: 1, Most: 32}
-
-// parameter is a key of specs, with the field that it sets. If the field is a number, it goes from low to high.
-type parameter struct {
-	name      string
-	field     any
-	low, high float64
-}
-
-// parameters returns the keys in the order of their text.
-func (s *Spec) parameters() []parameter {
-	return []parameter{
-		{name: "budget", field: &s.Budget}, {name: "law", field: &s.Law}, {"alpha", &s.Alpha, 0, 1}, {"beta", &s.Beta, 1e-6, 1e3},
-		{"cmin", &s.Least, 1, 1e3}, {"cmax", &s.Most, 1, 1e3}, {name: "codecs", field: &s.Codecs}, {name: "answers", field: &s.Answers},
-	}
-}
-
-func (p *parameter) set(value string) (err error) {
-	switch field := p.field.(type) {
-	case *string:
-		*field = value
-	case *Budget:
-		*field, err = parseBudget(value)
-	case *float64:
-		if *field, err = strconv.ParseFloat(value, 64); err != nil || !(*field >= p.low && *field <= p.high) {
-			return fmt.Errorf("%s is %q: use a number from %v to %v", p.name, value, p.low, p.high)
-		}
-	}
-	return err
-}
-
-func (p *parameter) text() string {
-	switch field := p.field.(type) {
-	case *float64:
-		return fmt.Sprint(*field)
-	case *Budget:
-		return field.String()
-	}
-	return *p.field.(*string)
-}
-
-// Is reports whether a compression's text is for [Parse], rather than a codec.
-func Is(text string) bool {
-	name, _, _ := strings.Cut(text, ":")
-	return strings.TrimSpace(name) == Auto
-}
-
 // Parse parses a spec such as "auto", "auto:budget=0.1", "auto:budget=50Mb/s,law=ace" or "auto:budget=200ms,codecs=int8+int4+sign".
 func Parse(text string) (Spec, error) {
-	s := usual
-	var names []string
-	for _, p := range s.parameters() {
-		names = append(names, p.name)
-	}
 	name, rest, _ := strings.Cut(strings.TrimSpace(text), ":")
 	if name != Auto {
 		return Spec{}, fmt.Errorf("bad automatic compression %q: write %s, or %s:NAME=VALUE with %s", text, Auto, Auto,
-			strings.Join(names, ", "))
+			strings.Join(parameters, ", "))
 	}
-	if err := s.read(rest, names); err != nil {
-		return Spec{}, fmt.Errorf("bad automatic compression: %w", err)
-	}
-	return s, nil
-}
-
-func (s *Spec) read(text string, names []string) error {
-	parameters, given := s.parameters(), make([]bool, len(names))
-	for part := range strings.SplitSeq(text, ",") {
-		if text == "" {
+	s, seen := Spec{Law: greedyLaw}, make(map[string]bool)
+	for part := range strings.SplitSeq(rest, ",") {
+		if rest == "" {
 			break
 		}
 		key, value, _ := strings.Cut(part, "=")
 		key, value = strings.TrimSpace(key), strings.TrimSpace(value)
-		i := slices.Index(names, key)
-		switch {
-		case i < 0:
-			return fmt.Errorf("unknown parameter %q: did you mean %s? Parameters are %s", key, nearest(key, names),
-				strings.Join(names, ", "))
-		case given[i]:
-			return fmt.Errorf("%s is given twice: give it once", key)
-		case value == "":
-			return fmt.Errorf("%s has no value: write %s=VALUE", key, key)
+		err := s.set(key, value)
+		if seen[key] {
+			err = fmt.Errorf("%s is given twice: give it once", key)
 		}
-		given[i] = true
-		if err := parameters[i].set(value); err != nil {
-			return err
+		if err != nil {
+			return Spec{}, fmt.Errorf("bad automatic compression: %w", err)
 		}
+		seen[key] = true
 	}
-	if laws := []string{greedyLaw, aceLaw}; !slices.Contains(laws, s.Law) {
-		return fmt.Errorf("law is %q: did you mean %s? Laws are %s", s.Law, nearest(s.Law, laws), strings.Join(laws, ", "))
+	return s, nil
+}
+
+func (s *Spec) set(key, value string) (err error) {
+	laws := []string{greedyLaw, aceLaw}
+	switch {
+	case !slices.Contains(parameters, key):
+		err = fmt.Errorf("unknown parameter %q: did you mean %s? Parameters are %s", key, nearest(key, parameters),
+			strings.Join(parameters, ", "))
+	case value == "":
+		err = fmt.Errorf("%s has no value: write %s=VALUE", key, key)
+	case key == "budget":
+		s.Budget, err = parseBudget(value)
+	case key == "codecs":
+		s.Codecs = value
+	case key == "answers":
+		s.Answers = value
+	case slices.Contains(laws, value):
+		s.Law = value
+	default:
+		err = fmt.Errorf("law is %q: did you mean %s? Laws are %s", value, nearest(value, laws), strings.Join(laws, ", "))
 	}
-	if s.Least > s.Most {
-		return fmt.Errorf("cmin=%v is above cmax=%v: exchange them", s.Least, s.Most)
-	}
-	for i, p := range parameters {
-		switch number := given[i] && p.high > 0; {
-		case number && s.Law != aceLaw:
-			return fmt.Errorf("%s belongs to law %s: add law=%s, or leave %s out", p.name, aceLaw, aceLaw, p.name)
-		case number && p.name != "alpha" && s.Budget != (Budget{}):
-			return fmt.Errorf("%s makes a budget, and budget=%v gives one: leave one out", p.name, s.Budget)
-		}
-	}
-	return nil
+	return err
 }
 
 func nearest(name string, among []string) string {
@@ -185,10 +128,13 @@ func parseBudget(text string) (Budget, error) {
 	return Budget{}, fmt.Errorf("budget is %q: use %s", text, use)
 }
 
+// String returns the text of a budget, or "" if it has none.
 func (b Budget) String() string {
 	switch {
 	case b.Share > 0:
 		return strconv.FormatFloat(b.Share, 'g', -1, 64)
+	case b.Time > 0:
+		return b.Time.String()
 	case b.Rate > 0:
 		for _, u := range units {
 			if v := b.Rate / u.bytes; v >= 1 && v == math.Trunc(v) || u.suffix == "kb/s" {
@@ -196,15 +142,18 @@ func (b Budget) String() string {
 			}
 		}
 	}
-	return b.Time.String()
+	return ""
 }
 
 // String returns the text that [Parse] parses, without parameters that have their default values.
 func (s Spec) String() string {
 	text, between := Auto, ":"
-	for i, p := range s.parameters() {
-		if value := p.text(); value != usual.parameters()[i].text() {
-			text, between = text+between+p.name+"="+value, ","
+	if s.Law == greedyLaw {
+		s.Law = ""
+	}
+	for i, value := range []string{s.Budget.String(), s.Law, s.Codecs, s.Answers} {
+		if value != "" {
+			text, between = text+between+parameters[i]+"="+value, ","
 		}
 	}
 	return text

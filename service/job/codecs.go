@@ -145,12 +145,11 @@ func (c *codecControl) begin() error {
 	c.job.Model.RLock()
 	for t := range c.job.Model.Plan.NumTensors() {
 		tensor := c.job.Model.Plan.Tensor(t)
-		cfg.Groups = append(cfg.Groups, ratecontrol.Group{Name: tensor.Name, Elems: int(tensor.Elems), Chunk: c.job.Spec.ChunkBytes / 4})
+		cfg.Groups = append(cfg.Groups, ratecontrol.Group{Elems: int(tensor.Elems), Chunk: c.job.Spec.ChunkBytes / 4})
 	}
 	c.job.Model.RUnlock()
-	c.specs = specs
-	c.control, err = ratecontrol.New(cfg)
-	return err
+	c.specs, c.control = specs, ratecontrol.New(cfg)
+	return nil
 }
 
 // look gives the controller the lanes' measurements.

@@ -93,16 +93,15 @@ func (r *codedRun) control() (err error) {
 	}
 	chance := rand.New(rand.NewPCG(r.Seed, 9))
 	for first, end := range r.payloads() {
-		g := ratecontrol.Group{Name: fmt.Sprint(first), Elems: end - first}
+		g := ratecontrol.Group{Elems: end - first}
 		if r.random {
 			g.Weight = chance.Float64()
 		}
 		config.Groups = append(config.Groups, g)
 	}
-	if r.controller, err = ratecontrol.New(config); err == nil {
-		r.chosen = r.controller.Current().Codecs
-	}
-	return err
+	r.controller = ratecontrol.New(config)
+	r.chosen = r.controller.Current().Codecs
+	return nil
 }
 
 // tell hands an event to the controller. All workers accept what it proposes at once.
