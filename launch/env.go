@@ -18,6 +18,7 @@ type Place struct {
 	Workers    int
 	MasterAddr string // address at which PyTorch's worker 0 listens; if empty, this host
 	MasterPort int
+	Compress   string // codecs for programs that name none; may be empty
 
 	// First is the first rank that is started here, and Here the number of these workers. If Here is 0, all are started here.
 	First, Here int
@@ -35,7 +36,7 @@ func (p *Place) Env(rank int) []string {
 	if p.Insecure {
 		insecure = "1"
 	}
-	return []string{
+	env := []string{
 		"RACKWEAVE_ADDR=" + p.Server, "RACKWEAVE_CA=" + p.CA, "RACKWEAVE_JOB=" + p.Job, "RACKWEAVE_TOKEN=" + p.Token,
 		"RACKWEAVE_INSECURE=" + insecure, "RACKWEAVE_RUN=" + p.Run,
 		"RACKWEAVE_RANK=" + r, "RACKWEAVE_WORLD_SIZE=" + n,
@@ -43,6 +44,10 @@ func (p *Place) Env(rank int) []string {
 		"LOCAL_WORLD_SIZE=" + strconv.Itoa(cmp.Or(p.OnHost, p.Started())),
 		"MASTER_ADDR=" + cmp.Or(p.MasterAddr, "127.0.0.1"), "MASTER_PORT=" + strconv.Itoa(p.MasterPort),
 	}
+	if p.Compress != "" {
+		env = append(env, "RACKWEAVE_COMPRESS="+p.Compress)
+	}
+	return env
 }
 
 // FreePort returns a free TCP port of the loopback address.

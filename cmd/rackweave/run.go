@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rackweave/rackweave/client"
+	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/launch"
 	"github.com/rackweave/rackweave/launch/control"
 )
@@ -40,6 +41,7 @@ in their environment what to join:
   RACKWEAVE_RANK, RACKWEAVE_WORLD_SIZE                            the worker's place in it
   RACKWEAVE_RUN                                                   tells this run from others under the same job's name
   RACKWEAVE_CONTROL                                               a socket by which librackweave's rw_join joins without HTTP
+  RACKWEAVE_COMPRESS                                              --compress, for programs that name no codecs
   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
   MASTER_ADDR, MASTER_PORT                                        the same as PyTorch's launcher gives it
 
@@ -95,6 +97,8 @@ With --srun the command runs one worker, whose rank and host are srun's (SLURM_P
 	f.StringVar(&place.Server, "server", "", "URL of a running aggregator, or of several to spread the job over, with commas between (default: one of its own)")
 	f.StringVar(&place.Job, "job", "", "name of the job (default: one made up)")
 	accessFlags(cmd, &place.CA, &place.Token, &place.Insecure, "the job's token, instead of one made up", jobsToken)
+	f.StringVar(&place.Compress, "compress", "",
+		"codecs of gradients and answers, as in rackweave bench, where the program names none (default: RACKWEAVE_COMPRESS, or none)")
 	hosts.add(f)
 	f.StringSliceVar(&hosts.env, "env", []string{"PATH", "LD_LIBRARY_PATH", "PYTHONPATH"},
 		"variables of this environment that workers get on --hosts")
@@ -111,6 +115,10 @@ func runJob(ctx context.Context, place launch.Place, argv []string, serveConfig 
 	signals := passedOn()
 	defer signal.Stop(signals)
 	name(&place)
+	place.Compress = cmp.Or(place.Compress, os.Getenv("RACKWEAVE_COMPRESS"))
+	if _, err := codec.ParsePair(place.Compress, true); err != nil {
+		return fmt.Errorf("--compress: %w", err)
+	}
 	job := launch.Job{Argv: argv, Workers: place.Started(), First: place.First, Grace: grace, Signals: signals, Line: p.worker}
 	if err := job.Check(); err != nil {
 		return err

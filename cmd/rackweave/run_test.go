@@ -73,6 +73,13 @@ func TestRunGivesWorkersAnAggregator(t *testing.T) {
 	}
 }
 
+func TestRunNamesCodecsToWorkers(t *testing.T) {
+	out, err := run(t, "run", "-n", "2", "--compress", "int4", "--", "sh", "-c", "echo codecs=$RACKWEAVE_COMPRESS")
+	if err != nil || strings.Count(out, "codecs=int4\n") != 2 {
+		t.Errorf("output %q, %v", out, err)
+	}
+}
+
 func TestRunUsesTheAggregatorItIsGiven(t *testing.T) {
 	out, err := run(t, "run", "-n", "2", "--server", servingURL(t), "--", os.Args[0], runRole)
 	if err != nil || strings.Count(out, "sum [2 4 6 1]") != 2 {
@@ -150,6 +157,7 @@ func TestRunRefusesWhatItCannotDo(t *testing.T) {
 	fails(t, []string{"run", "--", "no-such-program"}, "no-such-program")
 	fails(t, []string{"run", "--ca", "x", "--", "true"}, "--ca", "--server")
 	fails(t, []string{"run", "--server", "http://x", "--serve-config", "f", "--", "true"}, "--server", "--serve-config")
+	fails(t, []string{"run", "--compress", "int3", "--", "true"}, "--compress", "int3", "use one of none, int8")
 	fails(t, []string{"run", "--serve-config", "/no/such/file", "--", "true"}, "/no/such/file")
 	fails(t, []string{"run", "--server", "http://127.0.0.1:1", "--", "true"}, "http://127.0.0.1:1", "is it running (rackweave serve)")
 }

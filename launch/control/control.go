@@ -197,7 +197,7 @@ func (m *member) join(payload []byte) ([]any, error) {
 	access := membership.Access{Server: at.Server, CA: at.CA, Token: at.Token, Insecure: at.Insecure, Timeout: waits(r.TimeoutMS)}
 	joined, err := membership.Join(m.p.ctx, membership.Config{Access: access}, &api.JoinRequest{
 		Job: at.Job, Rank: int32(m.rank), Workers: uint32(at.Workers), Mode: text(r.Mode[:]), Policy: text(r.Policy[:]),
-		Compress: text(r.Compress[:]), Optimizer: text(r.Optimizer[:]), Hyper: hyper, ChunkBytes: r.ChunkBytes,
+		Compress: cmp.Or(text(r.Compress[:]), at.Compress), Optimizer: text(r.Optimizer[:]), Hyper: hyper, ChunkBytes: r.ChunkBytes,
 		Provider: text(r.Provider[:]), Providers: strings.Split(text(r.Providers[:]), ","), Pid: int64(r.PID), Uid: r.UID, Run: at.Run,
 	})
 	if err != nil {

@@ -167,6 +167,27 @@ func TestWorkersJoinMeetAndLeave(t *testing.T) {
 	}
 }
 
+func TestAProgramThatNamesNoCodecsTakesThoseOfItsPlace(t *testing.T) {
+	const raw, int8, int4 = 0, 1, 2 // as in headers
+	p := serving(t, 1)
+	p.place.Compress = "int4"
+	for _, tc := range []struct {
+		named string
+		want  uint8
+	}{{"", int4}, {"int8/none", int8}, {"none", raw}} {
+		w, r, a := dial(t, p, 0), joinAs("tcp"), joinAnswer{}
+		copy(r.Compress[:], tc.named)
+		payload, failure := w.call(kindJoin, r)
+		if _, err := decode(payload, &a); failure != "" || err != nil || a.Gradients.ID != tc.want {
+			t.Errorf("%q: joined with codec %d: %s, %v", tc.named, a.Gradients.ID, failure, err)
+		}
+		if _, failure := w.call(kindLeave, tellRequest{}); failure != "" {
+			t.Error(failure)
+		}
+		w.c.Close()
+	}
+}
+
 func TestAConnectionThatEndsIsALostWorker(t *testing.T) {
 	p := serving(t, 2)
 	lost, left := dial(t, p, 0), dial(t, p, 1)
