@@ -214,6 +214,14 @@ func TestGradientsOfAJobWithCodecsAreCompressed(t *testing.T) {
 	}
 }
 
+func TestWorkersTakeTheCodecsThatTheAggregatorChooses(t *testing.T) {
+	chosen := program(t, "testdata/chosen.c", built(t, sanitized), sanitizers...)
+	out := output(t, built(t, command), "run", "-n", "2", "--", chosen, "auto:budget=0.2,codecs=int8+int4")
+	if steps := regexp.MustCompile(`changed in step (\d+)`).FindAllString(out, -1); len(steps) != 2 || steps[0] != steps[1] {
+		t.Errorf("%s", out)
+	}
+}
+
 func TestWorkersAreToldThatOneDied(t *testing.T) {
 	dies := program(t, "testdata/dies.c", built(t, sanitized), sanitizers...)
 	for _, at := range [][]string{nil, {"--server", servedTwice(t)}} {

@@ -19,6 +19,7 @@ enum control_kind {
 	CONTROL_LEAVE = 5,
 	CONTROL_POLICY = 6,
 	CONTROL_LOSS = 7,
+	CONTROL_CODECS = 8, /* over a connection of its own */
 };
 
 enum { CONTROL_MAX_BYTES = 64 << 20, CONTROL_DIMS = 8, CONTROL_HYPERS = 16 };
@@ -52,8 +53,18 @@ struct control_joined {
 	uint32_t answers;          /* enum rw_answers */
 	struct rw_codec gradients; /* for rw_compress */
 	float record[RW_HYPERS];
-	uint32_t nlanes, reserved;
+	uint32_t nlanes, decides; /* whether the aggregator chooses codecs while the job runs */
 	uint32_t lane_nics[RW_MAX_LANES];
+};
+
+/* CONTROL_CODECS: whether the worker uses the codecs of the answer before. Its answer comes when there are other codecs. */
+struct control_accept {
+	uint32_t accepted, reserved;
+};
+
+/* That answer: this, and a struct rw_codec for each tensor. */
+struct control_codecs {
+	uint32_t from, reserved; /* as in rw_compress_from */
 };
 
 /* CONTROL_CONNECT: this, and an rw_endpoint for each lane. Its answer: an rw_endpoint for each lane. */

@@ -139,6 +139,8 @@ static int begin(int control, const struct control_joined *j, uint32_t timeout_m
 	(*session)->timeout_ms = timeout_ms;
 	(*session)->gradients = j->gradients;
 	rc = attach(*session, j->link_timeout_ms);
+	if (!rc && j->decides)
+		rc = codecs_follow(*session);
 	if (rc) {
 		snprintf(why, sizeof why, "%s", rwf_last_error());
 		rw_abort(*session, why);
@@ -281,6 +283,7 @@ static void leave(struct rw_session *s)
 	tell(s, CONTROL_LEAVE, "leave", failure, 0);
 	close(s->control); /* where the call failed, this tells the aggregator */
 	s->control = -1;
+	codecs_end(s);
 }
 
 int rw_close(rw_session *s)

@@ -82,7 +82,9 @@ struct rw_session {
 	pthread_mutex_t control_lock; /* one request at a time */
 	uint32_t workers, timeout_ms; /* of rw_join */
 	struct rw_codec gradients;    /* of tensors that rw_register adds */
-	struct trace *trace;          /* of operations, atomic. If NULL, none is kept */
+	int codecs;                   /* the socket by which codecs come, which codecs_thread reads. If none, -1 */
+	pthread_t codecs_thread;
+	struct trace *trace; /* of operations, atomic. If NULL, none is kept */
 };
 
 void session_free(struct rw_session *s);
@@ -102,6 +104,12 @@ const struct registered *session_memory(const struct rw_session *s, const void *
 int control_call(int fd, uint32_t kind, void *request, uint32_t bytes, void **answer, uint32_t *n, uint32_t timeout_ms);
 /* Connects to rackweave run. */
 int control_open(void);
+
+/* codecs.c */
+
+/* Takes the codecs that the aggregator chooses while the job runs, until codecs_end. 0, or a negative errno with a text. */
+int codecs_follow(struct rw_session *s);
+void codecs_end(struct rw_session *s);
 
 /* trace.c */
 

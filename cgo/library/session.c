@@ -164,7 +164,7 @@ int rw_open(const struct rw_config *config, rw_session **session)
 	if (!s->cfg.cache_bytes)
 		s->cfg.cache_bytes = last_level_cache();
 	pthread_mutex_init(&s->control_lock, NULL);
-	s->control = -1;
+	s->control = s->codecs = -1;
 	s->cancel = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	s->lanes = calloc(s->cfg.nlanes, sizeof *s->lanes);
 	rc = s->cancel < 0 || !s->lanes ? rwf_fail(ENOMEM, "open: no memory, or no file descriptor: %s", strerror(errno))

@@ -6,7 +6,6 @@ package control
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rackweave/rackweave/client/membership"
@@ -45,13 +45,13 @@ func Listen(place launch.Place) (*Proxy, error) {
 		return nil, fmt.Errorf("make a directory for the workers' sockets: %w: set TMPDIR to a directory that can be written", err)
 	}
 	for i := range place.Started() {
-		rank := place.First + i
-		l, err := net.Listen("unix", p.Path(rank))
+		s := &seat{p: p, rank: place.First + i}
+		l, err := net.Listen("unix", p.Path(s.rank))
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("make worker %d's socket: %w", rank, err), p.Close())
+			return nil, errors.Join(fmt.Errorf("make worker %d's socket: %w", s.rank, err), p.Close())
 		}
 		p.listeners = append(p.listeners, l)
-		p.running.Go(func() { p.accept(l, rank) })
+		p.running.Go(func() { s.accept(l) })
 	}
 	return p, nil
 }
@@ -70,32 +70,44 @@ func (p *Proxy) Close() error {
 	return errors.Join(append(errs, os.RemoveAll(p.dir))...)
 }
 
-// accept serves a worker's connections, one at a time, because a worker is one member of the job.
-func (p *Proxy) accept(l net.Listener, rank int) {
+// seat is a worker's place in the job.
+type seat struct {
+	p     *Proxy
+	rank  int
+	taken sync.Mutex             // held by the member, because a worker is one member of the job
+	last  atomic.Pointer[member] // who took it last
+}
+
+// accept serves a worker's connections: one to join by, and one by which codecs come.
+func (s *seat) accept(l net.Listener) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
 			return
 		}
-		stop := context.AfterFunc(p.ctx, func() { c.Close() })
-		(&member{p: p, rank: rank}).serve(c)
-		stop()
-		c.Close()
+		s.p.running.Go(func() {
+			defer c.Close()
+			defer context.AfterFunc(s.p.ctx, func() { c.Close() })()
+			(&member{seat: s, offers: newOffers()}).serve(c)
+		})
 	}
 }
 
 // member is one connection's membership in the job.
 type member struct {
 	*membership.Membership // nil before the worker joins
-	p                      *Proxy
-	rank                   int
+	*seat
+	offers offers
+	before offer // the codecs that have gone over this connection
 }
 
 // serve answers requests until the connection ends.
 func (m *member) serve(c io.ReadWriter) {
 	defer func() {
 		if m.Membership != nil {
+			close(m.offers.end)
 			m.Close()
+			m.taken.Unlock()
 		}
 	}()
 	for {
@@ -115,10 +127,8 @@ func (m *member) serve(c io.ReadWriter) {
 	}
 }
 
-var errNotJoined = errors.New("the worker has not joined: call rw_join first")
-
 func (m *member) answer(k kind, payload []byte) ([]any, error) {
-	if k != kindJoin && m.Membership == nil {
+	if k != kindJoin && k != kindCodecs && m.Membership == nil {
 		return nil, errNotJoined
 	}
 	switch k {
@@ -128,6 +138,15 @@ func (m *member) answer(k kind, payload []byte) ([]any, error) {
 		return m.connect(payload)
 	case kindRegister:
 		return m.register(payload)
+	case kindCodecs:
+		var r codecsRequest
+		if _, err := decode(payload, &r); err != nil {
+			return nil, err
+		}
+		if joined := m.last.Load(); joined != nil {
+			return joined.offers.after(&m.before, r.Accepted != 0)
+		}
+		return nil, errNotJoined
 	case kindBarrier, kindLeave, kindPolicy, kindLoss:
 		var r tellRequest
 		if _, err := decode(payload, &r); err != nil {
@@ -193,24 +212,27 @@ func (m *member) join(payload []byte) ([]any, error) {
 	for _, h := range r.Hyper[:r.NHyper] {
 		hyper[text(h.Name[:])] = h.Value
 	}
+	m.taken.Lock()
 	at := m.p.place
 	access := membership.Access{Server: at.Server, CA: at.CA, Token: at.Token, Insecure: at.Insecure, Timeout: waits(r.TimeoutMS)}
-	joined, err := membership.Join(m.p.ctx, membership.Config{Access: access}, &api.JoinRequest{
+	joined, err := membership.Join(m.p.ctx, membership.Config{Access: access, Codecs: m.offers.recode}, &api.JoinRequest{
 		Job: at.Job, Rank: int32(m.rank), Workers: uint32(at.Workers), Mode: text(r.Mode[:]), Policy: text(r.Policy[:]),
 		Compress: cmp.Or(text(r.Compress[:]), at.Compress), Optimizer: text(r.Optimizer[:]), Hyper: hyper, ChunkBytes: r.ChunkBytes,
 		Provider: text(r.Provider[:]), Providers: strings.Split(text(r.Providers[:]), ","), Pid: int64(r.PID), Uid: r.UID, Run: at.Run,
 	})
 	if err != nil {
+		m.taken.Unlock()
 		return nil, err
 	}
 	m.Membership = joined
+	m.last.Store(m)
 	j := m.All[0].Info
 	a := joinAnswer{
 		Rank: j.Rank, Workers: j.Workers, LocalWorkers: j.LocalWorkers, ChunkBytes: j.ChunkBytes, Window: j.Window,
 		SendDepth: j.SendDepth, RecvDepth: j.RecvDepth, LinkTimeoutMS: j.LinkTimeoutMs, ByReference: number(j.ByReference),
 		LiveHyper: number(j.LiveHyper), Steps: number(j.Mode == "stream"),
 		Answers: answersOf(j), Gradients: gradientsOf(j.Gradients),
-		NLanes: uint32(len(j.Lanes) * len(m.All)),
+		NLanes: uint32(len(j.Lanes) * len(m.All)), Decides: number(strings.HasPrefix(strings.TrimSpace(j.Compress), "auto")),
 	}
 	if a.NLanes > maxLanes || len(j.Record) != len(a.Record) {
 		return nil, fmt.Errorf("%d lanes and %d hyper-parameters: rackweave run and aggregator are of different versions", a.NLanes,
@@ -233,22 +255,6 @@ func answersOf(j *api.JoinResponse) uint32 {
 		return 1
 	}
 	return 2
-}
-
-func gradientsOf(c *api.Codec) gradientCodec {
-	if c == nil {
-		return gradientCodec{}
-	}
-	return gradientCodec{
-		Size: uint32(binary.Size(gradientCodec{})), ID: uint8(c.Id), Stochastic: uint8(number(c.Stochastic)), Param: c.Param,
-	}
-}
-
-func number(b bool) uint32 {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 func (m *member) connect(payload []byte) ([]any, error) {

@@ -29,11 +29,11 @@ func TestStructsAreThoseOfTheHeader(t *testing.T) {
 	fmt.Fprintln(&c, "#include <stddef.h>\n#include \"cgo/library/control.h\"")
 	fmt.Fprintf(&c, "_Static_assert(CONTROL_MAX_BYTES == %d && RW_MAX_LANES == %d && RW_ENDPOINT_BYTES == %d, \"limits\");\n",
 		maxBytes, maxLanes, endpointBytes)
-	fmt.Fprintf(&c, "_Static_assert(CONTROL_JOIN == %d && CONTROL_LOSS == %d, \"kinds\");\n", kindJoin, kindLoss)
+	fmt.Fprintf(&c, "_Static_assert(CONTROL_JOIN == %d && CONTROL_CODECS == %d, \"kinds\");\n", kindJoin, kindCodecs)
 	for name, v := range map[string]any{
 		"control_head": head{}, "control_hyper": hyperValue{}, "control_join": joinRequest{}, "control_joined": joinAnswer{},
 		"control_connect": connectRequest{}, "rw_endpoint": endpoint{}, "control_register": registerRequest{}, "control_tensor": tensor{},
-		"control_tell": tellRequest{},
+		"control_tell": tellRequest{}, "control_accept": codecsRequest{}, "control_codecs": codecsAnswer{}, "rw_codec": gradientCodec{},
 	} {
 		typ := reflect.TypeOf(v)
 		fmt.Fprintf(&c, "_Static_assert(sizeof(struct %s) == %d, \"size of %s\");\n", name, typ.Size(), name)
@@ -185,6 +185,43 @@ func TestAProgramThatNamesNoCodecsTakesThoseOfItsPlace(t *testing.T) {
 			t.Error(failure)
 		}
 		w.c.Close()
+	}
+}
+
+func TestProgramsTakeOrRefuseCodecs(t *testing.T) {
+	p := serving(t, 1)
+	s := &seat{p: p}
+	joined, asks := &member{seat: s, offers: newOffers()}, &member{seat: s}
+	if _, err := asks.answer(kindCodecs, make([]byte, 8)); err != errNotJoined {
+		t.Errorf("before the worker has joined: %v", err)
+	}
+	s.last.Store(joined)
+	c := &api.Codecs{From: 7, Places: []uint8{1, 0}, Codecs: []*api.Codec{{}, {Id: 2}}}
+	answers := make(chan []any, 2)
+	ask := func(accepted uint32) {
+		request := make([]byte, 8)
+		order.PutUint32(request, accepted)
+		answer, _ := asks.answer(kindCodecs, request)
+		answers <- answer
+	}
+	go func() { ask(0); ask(1); ask(0) }()
+	for i, want := range []error{nil, errCodecs} {
+		if err := joined.offers.recode(nil, c); err != want {
+			t.Errorf("offer %d: %v, want %v", i, err, want)
+		}
+		a := <-answers
+		if len(a) != 3 || a[0].(codecsAnswer).From != 7 || a[1].(gradientCodec).ID != 2 || a[2].(gradientCodec).ID != 0 {
+			t.Errorf("offer %d came as %v", i, a)
+		}
+	}
+	close(joined.offers.end)
+	<-answers
+	c.Places[0] = 2
+	for _, what := range []string{"a codec that is not there", "nobody asks"} {
+		if err := joined.offers.recode(nil, c); err != errCodecs {
+			t.Errorf("%s: %v", what, err)
+		}
+		c.Places[0] = 1
 	}
 }
 

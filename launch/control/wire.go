@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+
+	"github.com/rackweave/rackweave/service/api"
 )
 
 // The kinds of messages and their structs mirror cgo/library/control.h.
@@ -19,6 +21,7 @@ const (
 	kindLeave
 	kindPolicy
 	kindLoss
+	kindCodecs
 )
 
 const (
@@ -57,7 +60,7 @@ type joinAnswer struct {
 	ByReference, LiveHyper, Steps, Answers   uint32
 	Gradients                                gradientCodec
 	Record                                   [8]float32
-	NLanes, _                                uint32
+	NLanes, Decides                          uint32
 	LaneNICs                                 [maxLanes]uint32
 }
 
@@ -67,6 +70,26 @@ type gradientCodec struct {
 	ID, Stochastic uint8
 	_              [2]byte
 	Param          float64
+}
+
+type codecsRequest struct{ Accepted, _ uint32 }
+
+type codecsAnswer struct{ From, _ uint32 }
+
+func gradientsOf(c *api.Codec) gradientCodec {
+	if c == nil {
+		return gradientCodec{}
+	}
+	return gradientCodec{
+		Size: uint32(binary.Size(gradientCodec{})), ID: uint8(c.Id), Stochastic: uint8(number(c.Stochastic)), Param: c.Param,
+	}
+}
+
+func number(b bool) uint32 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 type connectRequest struct{ AckTimeoutMS, TimeoutMS uint32 }
