@@ -26,9 +26,18 @@ func simRack(t *testing.T, seed uint64, options string, workers int, cfg racktes
 	return rackIn(t, sim, options, workers, cfg)
 }
 
+// byHand skips a test whose goroutine runs lanes and workers, without another one, if only races are looked for.
+func byHand(t *testing.T) {
+	t.Helper()
+	if raceEnabled {
+		t.Skip("one goroutine runs everything: the race detector has nothing to see")
+	}
+}
+
 // rackIn returns a manual rack in a world of its own, and closes the world.
 func rackIn(t *testing.T, sim *simfabric.World, options string, workers int, cfg racktest.Config) (*racktest.Rack, func()) {
 	t.Helper()
+	byHand(t)
 	open := func(name string) *verbs.Device {
 		d, err := verbs.Open(simfabric.Provider, name, sim.Options()+options)
 		if err != nil {
@@ -79,6 +88,7 @@ func manualRack(t *testing.T, provider, options string, workers int, cfg racktes
 	case provider == simfabric.Provider:
 		return simRack(t, 3, options, workers, cfg)
 	}
+	byHand(t)
 	cfg.Manual = true
 	return threadedRack(t, provider, workers, cfg), func() {}
 }

@@ -31,7 +31,7 @@ func TestChunksMoveBetweenLanesAndNoBitChanges(t *testing.T) {
 			r := threadedRack(t, tc.provider, 3, racktest.Config{
 				Lanes: lanes, Job: aggregate.JobConfig{Name: "job", Mode: aggregate.Eager, Rule: optim.SGDMXNet, Hyper: hyper,
 					Compress: pair(t, tc.codecs, true)},
-				Tensors: tensorsOf(chunk.F32, 1, 100_000, 1023, 400_000, 5),
+				Tensors: tensorsOf(chunk.F32, 1, 40_000, 1023, 160_000, 5),
 			})
 			before := r.Engine.Placed()
 			step := 0

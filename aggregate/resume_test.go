@@ -30,6 +30,7 @@ type nicRack struct {
 
 func newNICRack(t *testing.T, seed uint64, workers int, cfg racktest.Config) *nicRack {
 	t.Helper()
+	byHand(t)
 	sim, err := simfabric.New(seed)
 	if err != nil {
 		t.Fatal(err)

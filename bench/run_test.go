@@ -13,13 +13,13 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// oddModel is a few MB in tensors whose sizes fit nothing.
+// oddModel is a MB in tensors whose sizes fit nothing.
 func oddModel() models.Model {
 	return models.Model{Name: "odd", Tensors: []models.Tensor{
 		{Name: "scalar", Shape: []int{}},
 		{Name: "conv", Shape: []int{64, 3, 7, 7}},
 		{Name: "three", Shape: []int{3}},
-		{Name: "fc", Shape: []int{700, 1001}},
+		{Name: "fc", Shape: []int{250, 1001}},
 		{Name: "bias", Shape: []int{1001}},
 	}}
 }
