@@ -97,8 +97,10 @@ func TestDistortionOfAGaussianIsAsMeasured(t *testing.T) {
 			d := float64(x[i]) - float64(sent[i])
 			lost, energy = lost+d*d, energy+float64(x[i])*float64(x[i])
 		}
-		if is := lost / energy; is < want[0] || is > want[1] {
-			t.Errorf("%s: distortion %.5f, want %v", name, is, want)
+		for _, is := range []float64{lost / energy, s.Distortion()} {
+			if is < want[0] || is > want[1] {
+				t.Errorf("%s: distortion %.5f, want %v", name, is, want)
+			}
 		}
 		h := HeaderOf(p)
 		if math.Abs(float64(h.Energy)/energy-1) > 1e-5 || math.Abs(float64(h.Lost)/lost-1) > 1e-4 {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -120,19 +119,9 @@ func (s *Spec) candidates() (cfg ratecontrol.Config, specs []codec.Spec, err err
 			cfg.Start = uint8(len(specs))
 		}
 		specs = append(specs, spec)
-		cfg.Codecs = append(cfg.Codecs, ratecontrol.Codec{Name: spec.String(), Bytes: spec.Bytes, Distortion: distortion(spec)})
+		cfg.Codecs = append(cfg.Codecs, ratecontrol.Codec{Name: spec.String(), Bytes: spec.Bytes, Distortion: spec.Distortion()})
 	}
 	return cfg, specs, nil
-}
-
-// distortion returns what a codec loses of Gaussian values, which the controller expects until it has measured.
-func distortion(s codec.Spec) float64 {
-	chance, x, p := rand.New(rand.NewPCG(1, 9)), make([]float32, 4096), make([]byte, 4*4096)
-	for i := range x {
-		x[i] = float32(chance.NormFloat64())
-	}
-	h := codec.HeaderOf(p[:s.Encode(p, x, nil, 1, codec.Key{})])
-	return float64(h.Lost / h.Energy)
 }
 
 // begin makes the controller of the tensors that are registered.

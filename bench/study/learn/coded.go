@@ -3,10 +3,8 @@ package learn
 import (
 	"context"
 	"fmt"
-	"iter"
 	"math"
 	"math/rand/v2"
-	"slices"
 
 	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/policy/ratecontrol"
@@ -14,7 +12,6 @@ import (
 
 // task is a network, and what it learns.
 type task interface {
-	size() int // parameters
 	fresh(*rand.Rand) []float32
 	// gradient sets g to the mean gradient of samples.
 	gradient(params, g []float32, samples []int)
@@ -72,28 +69,23 @@ type Point struct {
 }
 
 // shard is a worker's samples, in the order of its epoch.
-type shard struct {
-	samples []int
-	order   []int
-	next    int
-}
+type shard struct{ samples, order []int }
 
 func (s *shard) draw(chance *rand.Rand, n int) (batch []int) {
 	for range n {
-		if s.next == len(s.order) {
-			s.order, s.next = chance.Perm(len(s.samples)), 0
+		if len(s.order) == 0 {
+			s.order = chance.Perm(len(s.samples))
 		}
-		batch = append(batch, s.samples[s.order[s.next]])
-		s.next++
+		batch, s.order = append(batch, s.samples[s.order[0]]), s.order[1:]
 	}
 	return batch
 }
 
-// codedWorker is a worker, with its residual.
+// codedWorker is a worker, with its way to the aggregator.
 type codedWorker struct {
 	shard
-	rule     // of local steps; without them the first worker's is the aggregator's
-	residual []float32
+	rule // of local steps; without them the first worker's is the aggregator's
+	*codec.Stream
 }
 
 // codedRun is a training under way.
@@ -103,34 +95,35 @@ type codedRun struct {
 	task
 	round, step int
 	local       int // steps of a worker in the round
-	decayed     bool
 	chance      *rand.Rand
 	workers     []codedWorker
-	params      []float32 // the aggregator's
-	reference   []float32 // what the workers hold
-	g           []float32
-	sum         []float32
-	decoded     []float32
-	bytes       []byte
+	answers     *codec.Stream // keeps what the workers hold
+	params      []float32     // the aggregator's
+	g, sum      []float32
 	sent, got   int // bytes, of all workers
 
 	controller *ratecontrol.Controller
 	codecs     []codec.Spec // by its numbers
 	chosen     []uint8      // of them, for each payload
+	samples    []ratecontrol.Sample
 }
 
 // start prepares a training.
 func (c *coded) start(s *Setting) (r *codedRun, err error) {
 	t := c.task(s.Fold)
-	n := t.size()
+	params := t.fresh(rand.New(rand.NewPCG(s.Seed, 1)))
+	n := len(params)
 	r = &codedRun{
-		coded: c, Setting: s, task: t, chance: rand.New(rand.NewPCG(s.Seed, 2)), params: t.fresh(rand.New(rand.NewPCG(s.Seed, 1))),
-		g: make([]float32, n), sum: make([]float32, n), decoded: make([]float32, n), bytes: make([]byte, 4*c.payload),
-		local: max(1, s.interval(1, s.drift)),
+		coded: c, Setting: s, task: t, chance: rand.New(rand.NewPCG(s.Seed, 2)), params: params, g: make([]float32, n),
+		sum: make([]float32, n), local: max(1, s.interval(1, s.drift)),
+		answers: codec.NewStream(s.Down, n, c.payload, codec.Key{Seed: s.Seed, Rank: codedWorkers}),
 	}
-	r.reference = slices.Clone(r.params)
-	for _, samples := range t.shards(codedWorkers, c.skewed) {
-		r.workers = append(r.workers, codedWorker{shard{samples: samples}, newRule(c.adam, s.LR, n), make([]float32, n)})
+	copy(r.answers.Kept, params)
+	r.answers.Sent = func(_ int, _ []float32, p []byte) { r.got += codedWorkers * len(p) }
+	for w, samples := range t.shards(codedWorkers, c.skewed) {
+		stream := codec.NewStream(s.Up, n, c.payload, codec.Key{Seed: s.Seed, Rank: uint32(w)})
+		stream.Sent = r.count
+		r.workers = append(r.workers, codedWorker{shard{samples: samples}, newRule(c.adam, s.LR, n), stream})
 	}
 	if s.Auto != "" {
 		err = r.control()
@@ -142,7 +135,7 @@ func (c *coded) train(ctx context.Context, s *Setting) (o Outcome, err error) {
 	r, err := c.start(s)
 	for err == nil && r.step < c.steps {
 		before := r.step
-		if err = r.exchange(); err == nil && (r.step/c.every > before/c.every || r.step == c.steps) {
+		if r.exchange(); r.step/c.every > before/c.every || r.step == c.steps {
 			r.look(&o)
 			err = context.Cause(ctx)
 		}
@@ -157,7 +150,7 @@ func (c *coded) train(ctx context.Context, s *Setting) (o Outcome, err error) {
 
 // look tests the parameters that the workers hold.
 func (r *codedRun) look(o *Outcome) {
-	o.Loss, o.Accuracy = r.test(r.reference)
+	o.Loss, o.Accuracy = r.test(r.answers.Kept)
 	if !(o.Loss < diverged) {
 		o.Loss = diverged
 	}
@@ -169,11 +162,10 @@ func (r *codedRun) look(o *Outcome) {
 }
 
 // exchange is a round: a step of all workers, or several.
-func (r *codedRun) exchange() error {
+func (r *codedRun) exchange() {
 	clear(r.sum)
 	factor := float32(1)
-	if r.decay > 0 && r.step >= r.decay && !r.decayed {
-		r.decayed = true
+	if r.decay > 0 && r.step >= r.decay && r.workers[0].rate == r.LR {
 		for w := range r.workers {
 			r.workers[w].rate /= 10
 		}
@@ -186,15 +178,12 @@ func (r *codedRun) exchange() error {
 		if r.scheme.local > 0 {
 			farthest = max(farthest, r.walk(w, steps))
 		} else {
-			r.gradient(r.reference, r.g, r.workers[w].draw(r.chance, r.batch))
+			r.gradient(r.answers.Kept, r.g, r.workers[w].draw(r.chance, r.batch))
 		}
 		if r.controller != nil && w == 0 {
 			r.begin()
 		}
-		if err := r.send(w, factor); err != nil {
-			return err
-		}
-		for i, v := range r.decoded {
+		for i, v := range r.send(w, factor) {
 			r.sum[i] += v / codedWorkers
 		}
 	}
@@ -206,57 +195,35 @@ func (r *codedRun) exchange() error {
 	} else {
 		r.workers[0].update(r.params, r.sum)
 	}
-	for first, end := range r.payloads() {
-		r.got += codedWorkers * r.Down.EncodeChange(r.bytes, r.params[first:end], r.reference[first:end], r.key(codedWorkers, first))
-	}
+	r.answers.Key.Step = uint32(r.step)
+	r.answers.Parameters(r.params)
 	r.round, r.step = r.round+1, r.step+steps
-	return nil
 }
 
-// payloads yields the bounds of each payload.
-func (r *codedRun) payloads() iter.Seq2[int, int] {
-	return func(yield func(first, end int) bool) {
-		for first := 0; first < len(r.params); first += r.payload {
-			if !yield(first, min(first+r.payload, len(r.params))) {
-				return
-			}
-		}
+// send returns what arrives of a worker's gradient and factor times its residual.
+func (r *codedRun) send(w int, factor float32) []float32 {
+	s := r.workers[w].Stream
+	s.Spec, s.Key.Step = r.Up, uint32(r.step)
+	if r.step < r.raw {
+		s.Spec = codec.Spec{}
 	}
-}
-
-// send sets decoded to what arrives of a worker's gradient and factor times its residual.
-func (r *codedRun) send(w int, factor float32) error {
-	var samples []ratecontrol.Sample
-	for first, end := range r.payloads() {
-		var residual []float32
-		if r.feedback {
-			residual = r.workers[w].residual[first:end]
-		}
-		spec, group, number := r.Up, first/r.payload, uint8(0)
-		if r.controller != nil {
-			number = r.chosen[group]
-			spec = r.codecs[number]
-		}
-		if r.step < r.raw {
-			spec = codec.Spec{}
-		}
-		p := r.bytes[:spec.Encode(r.bytes, r.g[first:end], residual, factor, r.key(w, first))]
-		r.sent += len(p)
-		if err := codec.Decode(r.decoded[first:end], p); err != nil {
-			return err
-		}
-		if r.controller != nil {
-			samples = append(samples, sample(group, number, r.decoded[first:end], p))
-		}
+	if !r.feedback {
+		clear(s.Kept)
 	}
+	x := s.Gradient(r.g, factor)
 	if r.controller != nil {
-		r.tell(ratecontrol.Event{Kind: ratecontrol.Measured, Rank: w, Samples: samples})
+		r.tell(ratecontrol.Event{Kind: ratecontrol.Measured, Rank: w, Samples: r.samples})
+		r.samples = nil
 	}
-	return nil
+	return x
 }
 
-func (r *codedRun) key(rank, first int) codec.Key {
-	return codec.Key{Seed: r.Seed, Step: uint32(r.step), Rank: uint32(rank), First: uint64(first)}
+// count counts a payload.
+func (r *codedRun) count(first int, x []float32, p []byte) {
+	if r.sent += len(p); r.controller != nil {
+		group := first / r.payload
+		r.samples = append(r.samples, sample(group, r.chosen[group], x, p))
+	}
 }
 
 // rule is torch's SGD with momentum or Adam, with the usual constants.

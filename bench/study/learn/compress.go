@@ -1,18 +1,12 @@
 package learn
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"math"
 	"slices"
-	"strings"
 
 	"github.com/rackweave/rackweave/bench/report"
 )
-
-// near is the difference from f32, in points of accuracy, that counts as none.
-const near = 0.3
 
 // compressions are the studies of ways to shorten gradients.
 var compressions = []plan{
@@ -57,11 +51,9 @@ var (
 func study(name, title string, c coded, target float64, than string, ways ...string) plan {
 	p := plan{
 		name: name, title: title, note: fmt.Sprintf("the target is a loss of %g", target), way: "codec", columns: codedColumns,
-		clusters: []Cluster{{}}, base: Setting{coded: &c, scheme: scheme{name: "none", feedback: true}, Target: target}, ways: ways,
-		tell: tellCoded,
-	}
+		clusters: []Cluster{{}}, base: Setting{coded: &c, scheme: scheme{name: "none", feedback: true}, Target: target}, ways: ways}
 	if than != "" {
-		p.way, p.than, p.columns, p.tell = "way", than, append(slices.Clip(codedColumns), overThan), tellThan
+		p.way, p.than, p.columns = "way", than, append(slices.Clip(codedColumns), overThan)
 	}
 	return p
 }
@@ -125,46 +117,4 @@ func (p *plan) tune(ctx context.Context, cfg *Config, variants []Setting) error 
 		variants[v].LR = rates[slices.Index(own, slices.Min(own))]
 	}
 	return err
-}
-
-// tellCoded compares with f32: ways that lose little with 95 % confidence, and the others.
-func tellCoded(p *plan) {
-	var like, others []string
-	for i := range p.rows[1:] {
-		r := &p.rows[1+i]
-		to := &like
-		if r.Gain.Mean-r.Gain.Half < -near {
-			to = &others
-		}
-		*to = append(*to, r.Way)
-	}
-	p.find("at most %g points below none, with 95%% confidence: %s", near, cmp.Or(strings.Join(like, ", "), "no way"))
-	p.find("maybe more: %s", cmp.Or(strings.Join(others, ", "), "no way"))
-}
-
-// tellThan tells which relations of ACE-Sync hold with 95 % confidence: near f32 with far fewer bytes, and better than each other
-// way.
-func tellThan(p *plan) {
-	none := &p.rows[0]
-	for i := range p.rows[1:] {
-		r := &p.rows[1+i]
-		if r.Way == p.than {
-			p.find("ace sends %.0f%% fewer bytes than none; within %g points of it: %s", 100*(1-r.Up/none.Up), near,
-				verdict(r.Gain, -near, near))
-			continue
-		}
-		p.find("ace is better than %s: %s", r.Way, verdict(Interval{-r.Over.Mean, r.Over.Half}, 0, math.Inf(1)))
-	}
-}
-
-// verdict tells whether a difference lies between bounds.
-func verdict(d Interval, low, high float64) string {
-	text := fmt.Sprintf(" (%+.2f ± %.2f)", d.Mean, d.Half)
-	switch {
-	case d.Mean-d.Half > low && d.Mean+d.Half < high:
-		return "holds" + text
-	case d.Mean+d.Half < low || d.Mean-d.Half > high:
-		return "does not hold" + text
-	}
-	return "not decided" + text
 }

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"strconv"
+	"slices"
 	"strings"
 
 	"github.com/rackweave/rackweave/codec"
@@ -16,9 +16,8 @@ type scheme struct {
 	codec.Pair
 	name     string
 	feedback bool
-	law      ratecontrol.Spec // of the controller, if Auto is not empty
-	random   bool             // groups have random weights for it
-	raw      int              // steps that gradients travel raw in, at first
+	random   bool // groups have random weights for the controller, if Auto is not empty
+	raw      int  // steps that gradients travel raw in, at first
 	// Workers make local steps between rounds, in which they send how far they came, if local is not 0: so many steps, or at most so
 	// many if drift is not 0. Then the number follows the distance of their parameters, relative to the length of the parameters.
 	local int
@@ -31,76 +30,47 @@ const (
 	mostLocal  = 4 // steps, where they follow the drift
 )
 
-// parseScheme parses CODEC[/ANSWERS] or a controller's spec, followed by a space and a list of the words in the constants above,
-// raw=STEPS, every=STEPS or drift=D. Answers are raw unless the way names their codec.
+// parseScheme parses CODEC[/ANSWERS] or a controller's spec, a space, and raw=STEPS, every=STEPS or drift=D, before words in the
+// constants above. Answers are raw unless the way names their codec.
 func parseScheme(way string) (s scheme, err error) {
 	text, rest, _ := strings.Cut(way, " ")
-	s = scheme{name: way, feedback: true}
-	if s.Pair, err = codec.ParsePair(text, strings.Contains(text, "/") || strings.Contains(text, "answers=")); err != nil {
-		return scheme{}, err
+	s = scheme{name: way, feedback: !strings.Contains(rest, noFeedback), random: strings.Contains(rest, atRandom)}
+	for format, number := range map[string]any{"raw=%d": &s.raw, "every=%d": &s.local, "drift=%g": &s.drift} {
+		fmt.Sscanf(rest, format, number) // an error means that the way has other words
 	}
-	if s.Auto != "" {
-		if s.law, err = ratecontrol.Parse(text); err != nil {
-			return scheme{}, err
-		}
+	if s.drift > 0 {
+		s.local = mostLocal
 	}
-	for part := range strings.SplitSeq(rest, ", ") {
-		key, value, _ := strings.Cut(part, "=")
-		switch {
-		case part == "":
-		case part == noFeedback:
-			s.feedback = false
-		case part == atRandom:
-			s.random = true
-		case key == "raw":
-			s.raw, err = strconv.Atoi(value)
-		case key == "every":
-			s.local, err = strconv.Atoi(value)
-		case key == "drift":
-			s.local = mostLocal
-			s.drift, err = strconv.ParseFloat(value, 64)
-		default:
-			err = fmt.Errorf("unknown part %q", part)
-		}
-		if err != nil {
-			return scheme{}, fmt.Errorf("way %q: %w", way, err)
-		}
-	}
-	return s, nil
-}
-
-// distortion returns what a codec loses of Gaussian values: a controller expects it until it has measured.
-func distortion(spec codec.Spec) float64 {
-	chance, x, p := rand.New(rand.NewPCG(1, 9)), make([]float32, 4096), make([]byte, 4*4096)
-	for i := range x {
-		x[i] = float32(chance.NormFloat64())
-	}
-	s := sample(0, 0, x, p[:spec.Encode(p, x, nil, 1, codec.Key{})])
-	return s.Lost / s.Energy
+	s.Pair, err = codec.ParsePair(text, strings.Contains(text, "/") || strings.Contains(text, "answers="))
+	return s, err
 }
 
 // control prepares the controller. Its groups are the payloads.
-func (r *codedRun) control() (err error) {
+func (r *codedRun) control() error {
+	law, err := ratecontrol.Parse(r.Auto)
+	if err != nil {
+		return err
+	}
 	r.codecs = []codec.Spec{{}}
-	config := ratecontrol.Config{Spec: r.law, Ranks: codedWorkers}
-	for name := range strings.SplitSeq(r.law.Codecs, "+") {
+	config := ratecontrol.Config{Spec: law, Ranks: codedWorkers}
+	for name := range strings.SplitSeq(law.Codecs, "+") {
 		spec, err := codec.Parse(name)
 		if err != nil {
 			return err
 		}
 		r.codecs = append(r.codecs, spec)
-		config.Codecs = append(config.Codecs, ratecontrol.Codec{Name: name, Bytes: spec.Bytes, Distortion: distortion(spec)})
+		config.Codecs = append(config.Codecs, ratecontrol.Codec{Name: name, Bytes: spec.Bytes, Distortion: spec.Distortion()})
 	}
 	chance := rand.New(rand.NewPCG(r.Seed, 9))
-	for first, end := range r.payloads() {
-		g := ratecontrol.Group{Elems: end - first}
+	for first := 0; first < len(r.params); first += r.payload {
+		g := ratecontrol.Group{Elems: min(r.payload, len(r.params)-first)}
 		if r.random {
 			g.Weight = chance.Float64()
 		}
 		config.Groups = append(config.Groups, g)
 	}
 	r.controller = ratecontrol.New(config)
-	r.chosen = r.controller.Current().Codecs
+	r.use(r.controller.Current().Codecs)
 	return nil
 }
 
@@ -118,13 +88,25 @@ func (r *codedRun) tell(e ratecontrol.Event) {
 	}
 }
 
-// begin announces a round, and takes over the decision that is effective from it on.
+// begin announces a round, and uses the decision that is effective from it on.
 func (r *codedRun) begin() {
 	for rank := range codedWorkers {
 		r.tell(ratecontrol.Event{Kind: ratecontrol.Begin, Rank: rank, Step: uint64(r.round)})
 	}
 	if d := r.controller.Current(); d.Step <= uint64(r.round) {
-		r.chosen = d.Codecs
+		r.use(d.Codecs)
+	}
+}
+
+// use sets the codec of each payload.
+func (r *codedRun) use(chosen []uint8) {
+	r.chosen = chosen
+	specs := make([]codec.Spec, len(chosen))
+	for group, number := range chosen {
+		specs[group] = r.codecs[number]
+	}
+	for w := range r.workers {
+		r.workers[w].Specs = specs
 	}
 }
 
@@ -145,10 +127,12 @@ func sample(group int, number uint8, x []float32, p []byte) ratecontrol.Sample {
 // probe encodes the gradient at hand in each candidate, for the controller.
 func (r *codedRun) probe(rank int) {
 	var samples []ratecontrol.Sample
-	for first, end := range r.payloads() {
+	buffer := make([]byte, 4*r.payload)
+	for first := 0; first < len(r.g); first += r.payload {
+		x := r.g[first:min(first+r.payload, len(r.g))]
 		for number, spec := range r.codecs {
-			p := r.bytes[:spec.Encode(r.bytes, r.g[first:end], nil, 1, r.key(rank, first))]
-			samples = append(samples, sample(first/r.payload, uint8(number), r.g[first:end], p))
+			p := buffer[:spec.Encode(buffer, x, nil, 1, codec.Key{Seed: r.Seed, Step: uint32(r.step), First: uint64(first)})]
+			samples = append(samples, sample(first/r.payload, uint8(number), x, p))
 		}
 	}
 	r.tell(ratecontrol.Event{Kind: ratecontrol.Probed, Rank: rank, Samples: samples})
@@ -156,14 +140,13 @@ func (r *codedRun) probe(rank int) {
 
 // walk makes a worker's local steps, and sets g to how far they come. It returns their length, relative to that of the parameters.
 func (r *codedRun) walk(w, steps int) float64 {
-	own, worker := r.decoded, &r.workers[w]
-	copy(own, r.reference)
+	own, worker := slices.Clone(r.answers.Kept), &r.workers[w]
 	for range steps {
 		r.gradient(own, r.g, worker.draw(r.chance, r.batch))
 		worker.update(own, r.g)
 	}
 	distance, length := 0.0, 0.0
-	for i, v := range r.reference {
+	for i, v := range r.answers.Kept {
 		d := v - own[i]
 		r.g[i] = d
 		distance, length = distance+float64(d*d), length+float64(v*v)

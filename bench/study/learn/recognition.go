@@ -13,8 +13,6 @@ func newRecognition(fold int) task {
 	return &recognition{train, test}
 }
 
-func (r *recognition) size() int { return parameters }
-
 func (r *recognition) fresh(chance *rand.Rand) []float32 { return newNetwork(chance)[:] }
 
 func (r *recognition) gradient(params, g []float32, samples []int) {

@@ -45,8 +45,6 @@ func newReading(fold int) task {
 	}
 }
 
-func (r *reading) size() int { return transformerSize }
-
 func (r *reading) fresh(chance *rand.Rand) []float32 { return newTransformer(chance)[:] }
 
 func (r *reading) gradient(params, g []float32, batch []int) {
