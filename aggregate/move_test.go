@@ -26,6 +26,7 @@ func TestChunksMoveBetweenLanesAndNoBitChanges(t *testing.T) {
 	hyper.Momentum = 0.9
 	for _, tc := range []struct{ provider, codecs string }{
 		{verbs.ProviderSHM, "none"}, {verbs.ProviderTCP, "none"}, {verbs.ProviderTCP, "int4/none"}, {verbs.ProviderSHM, "sign/int8"},
+		{verbs.ProviderTCP, "auto"},
 	} {
 		t.Run(tc.provider+" "+tc.codecs, func(t *testing.T) {
 			r := threadedRack(t, tc.provider, 3, racktest.Config{

@@ -115,6 +115,7 @@ func (m *Migration) tensorOf(a *Arrival) uint32 {
 	for _, k := range m.s.Workers.links {
 		if k != nil {
 			k.dst = append(k.dst, destination{})
+			k.gauge.fit(st)
 		}
 	}
 	return m.s.Machine.AddTensor(chunk.MovedBit|uint32(a.tensor.Number),
