@@ -134,7 +134,7 @@ class Collectives(rack.Case):
                 ),
             ):
                 self.assertIn(want, text)
-                self.assertLess(took, 5)  # at once, and what a busy machine adds
+                self.assertLess(took, 25)  # far from the 30 seconds after which it would give up
             self.assertEqual(len(texts), 11)
 
     def test_uneven_data_ends_with_the_shortest(self):
@@ -153,7 +153,7 @@ class Collectives(rack.Case):
                 text, took = outcome.result
                 self.assertIn(name, text)
                 self.assertIn("worker", text)
-                self.assertLess(took, 5)  # 1, and what a busy machine adds
+                self.assertLess(took, 25)  # 1, and not 30
 
     def test_a_rank_that_dies_is_an_error_at_the_others(self):
         outcomes = rack.kill_one(dies, N, self.aggregator.address, "collective-death")
