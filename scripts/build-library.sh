@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds librackweave, the worker's data path with a C interface (include/rackweave.h), as a shared library.
-# Usage: build-library.sh OUTPUT. CFLAGS is added to the compiler's flags.
+# Usage: build-library.sh OUTPUT. CFLAGS is added to the compiler's flags, for all but the kernels if KERNEL_CFLAGS is set.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$1
@@ -10,17 +10,18 @@ x86_64) other=_arm64.c ;;
 aarch64) other=_amd64.c ;;
 *) other=_a??64.c ;;
 esac
-sources=()
-for file in cgo/fabric/*.c cgo/fabric/*/*.c cgo/kernel/*.c cgo/worker/*.c cgo/library/*.c; do
-	case $file in
-	*$other) ;; # the go tool leaves out other architectures' files by their names; so does this
-	*) sources+=("$file") ;;
-	esac
-done
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 flags=(-I. -std=gnu11 -O3 -fPIC -ffp-contract=off -fno-strict-aliasing -fvisibility=hidden -Wall -Wextra -Werror)
-exports=$(mktemp)
-trap 'rm -f "$exports"' EXIT
-printf '{ global: rw_*; local: *; };\n' >"$exports"
+for file in cgo/kernel/*.c cgo/fabric/*.c cgo/fabric/*/*.c cgo/worker/*.c cgo/library/*.c; do
+	extra=${CFLAGS:-}
+	case $file in
+	*$other) continue ;; # the go tool leaves out other architectures' files by their names; so does this
+	cgo/kernel/*) extra=${KERNEL_CFLAGS-$extra} ;;
+	esac
+	echo "${CC:-cc} ${flags[*]} $extra -c -o $work/${file//\//.}.o $file"
+done | xargs -P "$(nproc)" -d '\n' -n 1 sh -c
+printf '{ global: rw_*; local: *; };\n' >"$work/exports"
 # nodelete: its threads and fork handlers outlive whoever loaded it.
 ${CC:-cc} -shared -o "$out" "${flags[@]}" ${CFLAGS:-} -Wl,-soname,librackweave.so.0 -Wl,-z,defs -Wl,-z,nodelete \
-	-Wl,--version-script="$exports" "${sources[@]}" -Wl,--as-needed -ldl -lpthread -lm
+	-Wl,--version-script="$work/exports" "$work"/*.o -Wl,--as-needed -ldl -lpthread -lm
