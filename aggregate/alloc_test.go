@@ -174,6 +174,8 @@ func TestExchangesAboveTheRackDoNotAllocate(t *testing.T) {
 		{hierarchy.Topology{Shape: hierarchy.Pods, Pods: 2}, aggregate.Eager, optim.AdamTorch, chunk.F32, outer.Optimizer{}},
 		{hierarchy.Topology{Shape: hierarchy.Root}, aggregate.Eager, optim.AdamTorch, chunk.BF16,
 			outer.Optimizer{Every: 2, Fragments: 2, Rule: outer.Nesterov, LR: 0.7, Momentum: 0.9}},
+		{hierarchy.Topology{Shape: hierarchy.Chain}, aggregate.Eager, optim.AdamTorch, chunk.F32,
+			outer.Optimizer{Every: 2, Rule: outer.SGD, LR: 1, Drift: 0.1}},
 	} {
 		t.Run(tc.topology.Shape.String(), func(t *testing.T) {
 			tc.topology.Racks = 4

@@ -2,6 +2,7 @@ package aggregate_test
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -49,7 +50,9 @@ func TestRacksThatMeetSeldomEqualPlainGo(t *testing.T) {
 		}
 		topology.Shape = shapes[rng.IntN(len(shapes))]
 		o := outer.Optimizer{Every: 1 + rng.IntN(4), Rule: outer.SGD, LR: 0.5 + rng.Float64()}
-		o.Fragments = rng.IntN(o.Every + 1)
+		if o.Fragments = rng.IntN(o.Every + 1); seed%3 == 2 {
+			o.Fragments, o.Drift = 1, math.Pow(10, 3*rng.Float64()-2)
+		}
 		if rng.IntN(2) == 0 {
 			o.Rule, o.Momentum = outer.Nesterov, 0.9
 		}
@@ -144,5 +147,73 @@ func TestRacksThatMeetInEveryStepAddGradients(t *testing.T) {
 		if i, same := racktest.SameBits(met[k], added[k]); !same {
 			t.Fatalf("tensor %d element %d is %v where racks meet, and %v where they add gradients", k, i, met[k][i], added[k][i])
 		}
+	}
+}
+
+// Racks whose meetings follow the drift agree on them, also where codecs shorten what they exchange. Where their gradients differ
+// they meet more often, and where there are none, less.
+func TestRacksMeetAsOftenAsTheyDrift(t *testing.T) {
+	for _, tc := range []struct {
+		codecs string
+		shape  hierarchy.Shape
+		wire   chunk.DType
+	}{{"none", hierarchy.Ring, chunk.BF16}, {"int8", hierarchy.Sharded, chunk.F32}, {"topk:3%/int8", hierarchy.Root, chunk.F32}} {
+		t.Run(tc.codecs, func(t *testing.T) {
+			workers := []int{2, 1, 1}
+			h := optim.SGDTorch.Defaults()
+			h.LR = 1
+			c, network := simCluster(t, 5, hierarchy.Topology{Shape: tc.shape, Racks: len(workers)}, workers, racktest.Config{
+				Lanes: 2, Window: 4, Staging: 3, CoreCodecs: pair(t, tc.codecs, true), Tensors: tensorsOf(tc.wire, 3000, 1, 70),
+				Job: aggregate.JobConfig{Name: "job", Mode: aggregate.Eager, Rule: optim.SGDTorch, Hyper: h, ChunkBytes: 4096,
+					Outer: outer.Optimizer{Every: 4, Rule: outer.SGD, LR: 1, Drift: 0.1}},
+			})
+			run := func(kind chunk.Op, value func(rack int) float32) {
+				t.Helper()
+				for r, rack := range c.Racks {
+					for _, w := range rack.Workers {
+						for k := range rack.Plan.NumTensors() {
+							g := w.SrcF32(k)
+							for i := range g {
+								g[i] = value(r)
+							}
+						}
+					}
+				}
+				handles, err := c.Submit(c.AllOps(kind))
+				if err == nil {
+					err = c.Drive(network, handles, 100000)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			calm, differ := func(int) float32 { return 0 }, func(rack int) float32 { return float32(rack - 1) }
+			run(chunk.OpBroadcast, func(int) float32 { return 1 })
+			if _, ok, err := c.Racks[0].Job.Drift(t.Context()); ok || err != nil {
+				t.Errorf("a drift before the first meeting: %v, %v", ok, err)
+			}
+			step := 0
+			for _, phase := range []struct {
+				steps int
+				value func(rack int) float32
+				want  uint32
+				share bool // there is a drift
+			}{
+				{1, calm, 2, false}, {8, calm, 4, false}, {5, calm, 4, false}, // in steps 1, 3, 6, 10, 14
+				{4, differ, 2, true}, {2, differ, 1, true}, {3, differ, 1, true}, // 18, 20, 21, 22, 23
+			} {
+				for range phase.steps {
+					run(chunk.OpPushPull, phase.value)
+					step++
+				}
+				for r, rack := range c.Racks {
+					d, ok, err := rack.Job.Drift(t.Context())
+					same := d.Least == phase.want && d.Most == phase.want && d.Mean == float64(phase.want)
+					if err != nil || !ok || !same || (d.Share > 0) != phase.share {
+						t.Errorf("rack %d after %d steps: drift %+v, %v, %v, want meetings every %d steps", r, step, d, ok, err, phase.want)
+					}
+				}
+			}
+		})
 	}
 }

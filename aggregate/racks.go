@@ -1,11 +1,14 @@
 package aggregate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
+	"github.com/rackweave/rackweave/aggregate/shard"
 	"github.com/rackweave/rackweave/aggregate/store"
 	"github.com/rackweave/rackweave/aggregate/uplink"
 	"github.com/rackweave/rackweave/hierarchy"
@@ -25,6 +28,33 @@ func (j *Job) RackCounters() []RackCounters {
 		u.Counters(out)
 	}
 	return out
+}
+
+// Drift describes the last rounds of racks that train apart, where the steps from one to the next follow the drift.
+type Drift struct {
+	Share       float64 // the distance between racks' and common parameters before the rounds, of the common parameters' length
+	Least, Most uint32  // steps from a chunk's last round to its next
+	Mean        float64
+}
+
+// Drift returns the drift of the chunks that have had a round. It reports whether there are any.
+func (j *Job) Drift(ctx context.Context) (d Drift, ok bool, err error) {
+	if j.config.Outer.Drift == 0 {
+		return d, false, nil
+	}
+	var chunks, steps, distance, length float64
+	err = (&Snapshot{job: j}).eachChunk(ctx, func(_ *shard.Shard, c *store.Chunk) error {
+		if r := &c.Round; r.Interval > 0 {
+			chunks, steps = chunks+1, steps+float64(r.Interval)
+			distance, length = distance+float64(r.Distance), length+float64(r.Length)
+			d.Least, d.Most = min(cmp.Or(d.Least, r.Interval), r.Interval), max(d.Most, r.Interval)
+		}
+		return nil
+	})
+	if d.Mean = steps / max(chunks, 1); distance > 0 {
+		d.Share = math.Sqrt(distance / length)
+	}
+	return d, chunks > 0, err
 }
 
 // OpenPeer makes this rack's end of every lane's connection to another rack's aggregator. [Job.JoinPeer] connects it.

@@ -29,8 +29,8 @@ func (s *Spec) take(r *workerReport) (err error) {
 		return fmt.Errorf("codecs between racks (core: %s in the cluster's file) that meet by %v are not verified: use core f32, or no --verify",
 			r.Core, s.outer)
 	}
-	if s.outer.Every > 0 && (s.outer.Fragments != 1 || s.Steps()%s.outer.Every != 0) {
-		return fmt.Errorf("%d exchanges of racks that meet by %v end with parameters that differ by rack, which are not verified: use 1 fragment and a multiple of %d exchanges",
+	if s.outer.Every > 0 && (s.outer.Fragments != 1 || s.outer.Drift > 0 || s.Steps()%s.outer.Every != 0) {
+		return fmt.Errorf("%d exchanges of racks that meet by %v end with parameters that differ by rack, which are not verified: use 1 fragment, no drift and a multiple of %d exchanges",
 			s.Steps(), s.outer, s.outer.Every)
 	}
 	if s.outer.Every > 0 && s.codecs.Down.ID != codec.Raw {

@@ -64,6 +64,10 @@ func TestRacksThatMeetAreVerified(t *testing.T) {
 				t.Errorf("5 exchanges are verified: %v", err)
 			}
 			s.Iters--
+			s.Outer = "every=2,rule=nesterov,drift=0.1"
+			if _, err = testRunner(t).Run(t.Context(), s); err == nil || !strings.Contains(err.Error(), "no drift") {
+				t.Errorf("meetings that follow the drift are verified: %v", err)
+			}
 			s.Optimizer, s.Hyper, s.Outer = "sum", nil, nesterov
 			_, err = testRunner(t).Run(t.Context(), s)
 			if err == nil || !strings.Contains(err.Error(), "which mode aggregate cannot: use mode eager, or outer none") {

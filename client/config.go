@@ -52,7 +52,8 @@ type Config struct {
 	// Policy decides who waits for whom in mode stream: asp, ssp:s=3, lagtuner:sl=3,su=15 and others. If empty, it is asp.
 	Policy string
 	// Outer is the way in which racks that train on their own meet, in mode eager: every=24,rule=nesterov,lr=0.7,momentum=0.9 for
-	// instance. If empty, it is as their cluster's file says; with none they add their gradients in every step.
+	// instance, or every=24,drift=0.02 for every 1 to 24 steps, as often as they drift apart. If empty, it is as their cluster's file
+	// says; with none they add their gradients in every step.
 	Outer string
 	// Compress names the codecs of gradients and answers, as CODEC or CODEC/ANSWERS: int8, sign/int8, 2bit:0.5/none. If empty, none.
 	Compress  string

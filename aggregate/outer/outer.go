@@ -3,9 +3,16 @@
 //
 // Behind a chunk's parameters and states lie the parameters of the last round, and at the chunk's owner the outer optimizer's
 // parameters and states, which are never rounded to the wire's type.
+//
+// Where rounds follow the drift, a chunk's owner decides alone, from the racks' sums, after how many steps its next round is due.
+// Every rack learns it with the result. So the racks always agree, whatever order they work in, no rack waits for another but in a
+// round, and equal gradients lead to equal rounds.
 package outer
 
 import (
+	"encoding/binary"
+	"math"
+
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/store"
 	"github.com/rackweave/rackweave/cgo/kernel"
@@ -14,7 +21,9 @@ import (
 
 // Rounds holds the rounds of one job in one lane.
 type Rounds struct {
+	o          outer.Optimizer
 	rack       int
+	workers    [2]float32 // of the rack, and of the job
 	k          *store.Arithmetic
 	st         *store.Store
 	rule       optim.Rule
@@ -45,7 +54,8 @@ func Arrays(o outer.Optimizer) [2]int {
 func New(o outer.Optimizer, rack, workers, total int, k *store.Arithmetic, st *store.Store) *Rounds {
 	rule, h := Rule(o, total)
 	return &Rounds{
-		rack: rack, k: k, st: st, rule: rule, states: rule.States(h), step: optim.Derive(rule, h, 1),
+		o: o, rack: rack, workers: [2]float32{float32(workers), float32(total)}, k: k, st: st, rule: rule, states: rule.States(h),
+		step:       optim.Derive(rule, h, 1),
 		difference: optim.Derive(optim.SGDTorch, optim.Hyper{LR: 1, Scale: 1}, 1),
 		weight:     optim.Derive(optim.Sum, optim.Hyper{Scale: float64(workers)}, 1),
 	}
@@ -53,8 +63,14 @@ func New(o outer.Optimizer, rack, workers, total int, k *store.Arithmetic, st *s
 
 // Local reports whether the next step of a chunk stays in the rack. A chunk whose sum was dropped has taken its step already.
 func Local(o outer.Optimizer, c *store.Chunk) bool {
+	if o.Drift > 0 {
+		return !c.Stepped && c.Updates+1 < c.Round.Due
+	}
 	return !c.Stepped && !o.Due(int(c.Number), c.Updates+1)
 }
+
+// roundBytes is the length of a [store.Round]'s interval, distance and length behind a result, where intervals follow the drift.
+const roundBytes = 12
 
 // last returns the address of the parameters of the last round.
 func (r *Rounds) last(c *store.Chunk) uint64 { return r.st.Array(c, 1+r.st.States) }
@@ -77,6 +93,9 @@ func (r *Rounds) Sum(c *store.Chunk, src kernel.Sources, out uint64) {
 	k.RunOn(c, kernel.Update{W: out, Rule: uint8(optim.SGDTorch), Scalar: r.difference}, own, nil, kernel.F32)
 	r.one[0] = out
 	k.RunOn(c, kernel.Update{Rule: uint8(optim.Sum), Scalar: r.weight}, own, r.one[:], kernel.F32)
+	if r.o.Drift > 0 {
+		c.Round.Part = float32(kernel.SumSq(k.ISA, out, uint64(c.Elems))) / r.workers[0]
+	}
 }
 
 // Base returns the address of the parameters of the last round.
@@ -90,6 +109,18 @@ func (r *Rounds) Result(c *store.Chunk, sums kernel.Sources, result, _ uint64) {
 	}
 	r.one[0] = result
 	r.k.RunOn(c, u, sums, r.one[:], uint8(r.st.Tensors[c.Tensor].Wire))
+	if r.o.Drift > 0 {
+		distance, length := c.Round.Part/r.workers[1], float32(kernel.SumSq(r.k.ISA, r.last(c), uint64(c.Elems)))
+		b := r.round(c, result)
+		binary.LittleEndian.PutUint32(b, r.o.Next(c.Round.Interval, distance, length))
+		binary.LittleEndian.PutUint32(b[4:], math.Float32bits(distance))
+		binary.LittleEndian.PutUint32(b[8:], math.Float32bits(length))
+	}
+}
+
+// round returns the bytes of a round behind its result.
+func (r *Rounds) round(c *store.Chunk, result uint64) []byte {
+	return store.Bytes(result+uint64(r.st.WireBytes(c)), roundBytes)
 }
 
 // Begin copies a chunk's parameters, which are the initial values, to those of the last round, and at the owner to the outer
@@ -107,6 +138,15 @@ func (r *Rounds) Apply(c *store.Chunk, result, _ uint64) (answers bool) {
 	r.k.Replace(r.st, c, result, uint8(r.st.Tensors[c.Tensor].Wire))
 	r.copy(r.last(c), c)
 	c.Stepped = false
+	if r.o.Drift > 0 {
+		b := r.round(c, result)
+		at := func(i int) uint32 { return binary.LittleEndian.Uint32(b[i:]) }
+		next := min(max(at(0), 1), uint32(r.o.Every))
+		c.Round = store.Round{
+			Interval: next, Due: c.Updates + next,
+			Distance: math.Float32frombits(at(4)), Length: math.Float32frombits(at(8)),
+		}
+	}
 	return true
 }
 
@@ -116,4 +156,12 @@ func (r *Rounds) copy(to uint64, c *store.Chunk) {
 }
 
 // ResultBytes returns the length of a round's result.
-func (r *Rounds) ResultBytes(c *store.Chunk) uint32 { return uint32(r.st.WireBytes(c)) }
+func (r *Rounds) ResultBytes(c *store.Chunk) uint32 { return uint32(r.st.WireBytes(c)) + r.Behind() }
+
+// Behind returns the length of what follows a result's values.
+func (r *Rounds) Behind() uint32 {
+	if r.o.Drift > 0 {
+		return roundBytes
+	}
+	return 0
+}

@@ -38,6 +38,17 @@ type Chunk struct {
 	CoreSteps uint32  // sums or results that were encoded
 	CoreRate  float32 // the learning rate times the scale of the gradient that left the residual; 0 before the first
 	Norms     *Norms
+	Round     Round
+}
+
+// Round is a chunk's last round of racks that train apart, where the next one follows from how far they have drifted.
+type Round struct {
+	Interval uint32 // steps from it to the next
+	Due      uint32 // the update at which the next one is due; 0 in the first interval: the next update
+	// Distance is the mean over the workers of the squared distance between their rack's parameters and those of the round before,
+	// whose squared length is Length.
+	Distance, Length float32
+	Part             float32 // of the sum under way: the racks' squared distances in it, each times its workers
 }
 
 // Tensor is the part of a tensor in a lane.
@@ -303,6 +314,7 @@ func (s *Store) Add(a *Addition) {
 func (s *Store) Restart(c *Chunk, updates uint32) {
 	c.Updates = updates
 	c.Anew = c.Kept != 0 // the workers have other parameters
+	c.Round = Round{}
 	if c.Refers {
 		copy(Floats(c.Core, c.Elems), s.Values(c, 0)) // all racks were given the state
 	}

@@ -15,6 +15,7 @@ type buffers struct {
 	store.Buffers
 	slotBytes  uint64 // of the room for a sum with its note, here as in a slot
 	chunkBytes uint64
+	room       uint64  // for a chunk's result
 	since      []int64 // by buffer: ns, the time at which it was taken, or the end of time if it is free
 }
 
@@ -27,10 +28,15 @@ const (
 // bufferBytes returns the size of one buffer. Elements of two bytes on the wire have sums of four.
 func bufferBytes(chunkBytes int, p *Place) uint64 {
 	if p.Buddies || p.Coded() {
-		return slotBytes(chunkBytes) + uint64(3*chunkBytes)
+		return slotBytes(chunkBytes) + 3*roomBytes(chunkBytes)
 	}
-	return slotBytes(chunkBytes) + uint64(chunkBytes)
+	return slotBytes(chunkBytes) + roomBytes(chunkBytes)
 }
+
+// mostBehind bounds what follows the values of a result.
+const mostBehind = 64
+
+func roomBytes(chunkBytes int) uint64 { return uint64(chunkBytes) + mostBehind }
 
 func numBuffers(window, chunkBytes int, p *Place) int {
 	return max(fewestBuffers, min(window+spareBuffers, mostBufferBytes/int(bufferBytes(chunkBytes, p))))
@@ -63,17 +69,17 @@ func (b *buffers) sum(i int32) uint64 { return b.Addr(i) }
 func (b *buffers) result(i int32) uint64 { return b.Addr(i) + b.slotBytes }
 
 // total returns the address of a buffer's sum of all racks, where owners have buddies.
-func (b *buffers) total(i int32) uint64 { return b.result(i) + b.chunkBytes }
+func (b *buffers) total(i int32) uint64 { return b.result(i) + b.room }
 
 // payload returns the address for the payload of a buffer's sum, with its note. It lies behind the sum, which leaves half of its
 // room, because tensors with payloads are of f32 on the wire.
 func (b *buffers) payload(i int32) uint64 { return b.sum(i) + b.chunkBytes + noteBytes }
 
 // answer returns the address for the payload of a buffer's result.
-func (b *buffers) answer(i int32) uint64 { return b.result(i) + b.chunkBytes }
+func (b *buffers) answer(i int32) uint64 { return b.result(i) + b.room }
 
 // residual returns the address for what the payload of a buffer's sum loses.
-func (b *buffers) residual(i int32) uint64 { return b.answer(i) + b.chunkBytes }
+func (b *buffers) residual(i int32) uint64 { return b.answer(i) + b.room }
 
 // norms returns the address of the norms for a rack.
 func (b *buffers) norms(rack int) uint64 { return b.Addr(int32(len(b.since))) + uint64(rack)*normBytes }

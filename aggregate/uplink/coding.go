@@ -74,7 +74,11 @@ func (k *coding) encodeResult(c *store.Chunk, index uint32) {
 	} else {
 		k.decodeResult(c, index, 0)
 	}
+	copy(k.behind(answer+uint64(k.u.chunks[index].length)), k.behind(result+uint64(k.u.cfg.Store.WireBytes(c))))
 }
+
+// behind returns the bytes that follow a result's values.
+func (k *coding) behind(at uint64) []byte { return store.Bytes(at, int(k.u.cfg.Reduction.Behind())) }
 
 // decodeResult writes the values of a result's payload to the chunk's result. base is the address of the values that it changes, or
 // 0. It reports whether the payload can be read.
@@ -97,11 +101,14 @@ func (k *coding) decodeResult(c *store.Chunk, index uint32, base uint64) bool {
 
 // takeResult takes the payload of a result that has come.
 func (k *coding) takeResult(c *store.Chunk, index, bytes uint32) bool {
+	bytes -= k.u.cfg.Reduction.Behind()
 	k.u.chunks[index].length = bytes
 	if bytes > 0 && !k.decodeResult(c, index, k.u.cfg.Reduction.Base(c)) {
 		return false
 	}
-	k.settle(c, k.u.chunks[index].sum)
+	b := k.u.chunks[index].sum
+	copy(k.behind(k.u.buffers.result(b)+uint64(k.u.cfg.Store.WireBytes(c))), k.behind(k.u.buffers.answer(b)+uint64(bytes)))
+	k.settle(c, b)
 	return true
 }
 

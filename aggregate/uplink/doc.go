@@ -19,7 +19,8 @@
 //   - A root: the worker whose values a broadcast takes.
 //   - A sum: of this rack's gradients and, once combined, of the children's sums. A note is its trailer.
 //   - A total: the sum of all racks in f32, which only an owner's buddy needs.
-//   - A result: the owner's answer to all racks, by mode the sum, the parameters or nothing ([Reduction]).
+//   - A result: the owner's answer to all racks, by mode the sum, the parameters or nothing ([Reduction]). Where rounds follow the
+//     drift of racks that train apart, the steps to the next round follow it, and notes carry the racks' distances.
 //   - A commit: the end of a step of mode two-phase. Its refresh broadcasts parameters from the owners, on the way of a root's
 //     values: a note climbs instead of values.
 //   - A recall: a child wants its sum back, so that its workers can send what other racks wait for (hierarchy/stall.go).

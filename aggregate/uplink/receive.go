@@ -11,7 +11,7 @@ func (u *Uplink) receiveChunk(rack int, op Op, epoch uint8, index, bytes uint32)
 	if sum {
 		expect = uint32(u.sumBytes(c, broadcast)) + noteBytes
 	}
-	short := coded(c, broadcast) && bytes < expect && bytes > 0
+	short := coded(c, broadcast) && bytes < expect && bytes > u.cfg.Reduction.Behind()
 	if bytes != expect && !short && (op != OpBroadcast || bytes != noteBytes) {
 		u.Links.violates(rack, "sent %d bytes with operation %d of chunk %d of lane %d, expected %d", bytes, op, index, u.cfg.Lane.Index, expect)
 		return

@@ -2,6 +2,7 @@ package uplink
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/rackweave/rackweave/aggregate/failure"
 	"github.com/rackweave/rackweave/aggregate/reduce"
@@ -47,6 +48,7 @@ func (u *Uplink) makeSum(a *reduce.Action) {
 	switch root := u.cfg.Place.RootWorker(); {
 	case !broadcast:
 		u.cfg.Reduction.Sum(c, u.cfg.Shard.Gradients(a), u.buffers.sum(b))
+		n.flags = math.Float32bits(c.Round.Part)
 	case root >= 0:
 		wire := u.wire(c)
 		kernel.Convert(u.cfg.Arithmetic.ISA, u.buffers.sum(b), wire, u.cfg.Shard.Gradients(a).Addr[root], wire, uint64(c.Elems), false)
@@ -122,11 +124,7 @@ func (u *Uplink) readNotes(a *hierarchy.Action) bool {
 	c := &u.cfg.Store.Chunks[a.Index]
 	own := u.cfg.Machine.HyperSum(a.Index)
 	for _, rack := range u.reducer.Route(a.Index).Children {
-		bytes := u.sumBytes(c, a.Broadcast)
-		if coded(c, a.Broadcast) {
-			bytes = uint64(u.coding.lengths[rack][a.Index])
-		}
-		n := readNote(u.sumOf(rack, a.Index) + bytes)
+		n := u.noteOf(rack, a.Index, a.Broadcast)
 		u.resultAddrs[u.chunks[a.Index].sum][rack] = n.resultAddr
 		if !a.Broadcast && n.hyperSum != own {
 			u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf(
@@ -134,6 +132,33 @@ func (u *Uplink) readNotes(a *hierarchy.Action) bool {
 				u.Links.name(rack), u.cfg.Store.Tensors[c.Tensor].Name, u.Links.name(u.cfg.Place.Rack)))
 			return false
 		}
+	}
+	return true
+}
+
+// noteOf returns the note of a rack's sum of the chunk that is being combined or finished.
+func (u *Uplink) noteOf(rack int, index uint32, broadcast bool) note {
+	c := &u.cfg.Store.Chunks[index]
+	bytes := u.sumBytes(c, broadcast)
+	if coded(c, broadcast) && rack != u.cfg.Place.Rack {
+		bytes = uint64(u.coding.lengths[rack][index])
+	}
+	return readNote(u.sumOf(rack, index) + bytes)
+}
+
+// addParts makes a chunk's [store.Round.Part] that of all racks whose sums are here, and reports whether there are any. It adds
+// them in the order of the sums, so that no shape changes a bit.
+func (u *Uplink) addParts(c *store.Chunk, index uint32) bool {
+	if u.cfg.Reduction.Behind() == 0 {
+		return false
+	}
+	c.Round.Part = 0
+	for _, g := range u.reducer.Route(index).Groups {
+		part := float32(0)
+		for _, rack := range g {
+			part += math.Float32frombits(u.noteOf(rack, index, false).flags)
+		}
+		c.Round.Part += part
 	}
 	return true
 }
@@ -193,6 +218,11 @@ func (u *Uplink) values(index uint32) uint64 {
 func (u *Uplink) combine(a *hierarchy.Action) {
 	c, own := &u.cfg.Store.Chunks[a.Index], u.sumOf(u.cfg.Place.Rack, a.Index)
 	if !a.Broadcast {
+		if u.addParts(c, a.Index) {
+			n := u.noteOf(u.cfg.Place.Rack, a.Index, false)
+			n.flags = math.Float32bits(c.Round.Part)
+			n.write(own + u.sumBytes(c, false))
+		}
 		if in, ok := u.inputs(a.Index); ok {
 			u.cfg.Arithmetic.SumInto(own, kernel.F32, in, c.Elems)
 		}
@@ -214,6 +244,7 @@ func (u *Uplink) makeResult(a *hierarchy.Action) {
 	c, b := &u.cfg.Store.Chunks[a.Index], u.chunks[a.Index].sum
 	result := u.buffers.result(b)
 	if !a.Broadcast {
+		u.addParts(c, a.Index)
 		in, ok := u.inputs(a.Index)
 		if !ok {
 			return

@@ -20,8 +20,10 @@ type Reduction interface {
 	// Apply makes a result the rack's own, and reports whether the workers are answered with it. At the owner's buddy it makes the
 	// result from total, the sum of all racks.
 	Apply(c *store.Chunk, result, total uint64) (answers bool)
-	// ResultBytes returns the length of a result on the wire.
+	// ResultBytes returns the length of a result on the wire, of which the last [Reduction.Behind] bytes are not values.
 	ResultBytes(c *store.Chunk) uint32
+	// Behind returns the length of what follows the values of every result, at most mostBehind.
+	Behind() uint32
 }
 
 // BaseReduction is the part that the reductions of the modes share.
@@ -48,6 +50,9 @@ func (r *BaseReduction) Base(c *store.Chunk) uint64 { return c.Addr }
 func (r *BaseReduction) ResultBytes(c *store.Chunk) uint32 {
 	return c.Elems * uint32(r.Store.Tensors[c.Tensor].Result.Size())
 }
+
+// Behind returns 0.
+func (r *BaseReduction) Behind() uint32 { return 0 }
 
 func (r *BaseReduction) core() uint8 { return uint8(r.Place.CoreType()) }
 

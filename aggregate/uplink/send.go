@@ -70,7 +70,7 @@ func (u *Uplink) sendResult(a *hierarchy.Action) {
 	}
 	switch {
 	case coded(c, a.Broadcast):
-		wr.LAddr, wr.Length = u.buffers.answer(b), u.chunks[a.Index].length
+		wr.LAddr, wr.Length = u.buffers.answer(b), u.chunks[a.Index].length+u.cfg.Reduction.Behind()
 	case toBuddy && !a.Broadcast:
 		wr.LAddr = u.buffers.total(b)
 	}

@@ -93,8 +93,11 @@ func New(cfg Config) *Uplink {
 	n, size := numBuffers(cfg.Window, cfg.ChunkBytes, p), bufferBytes(cfg.ChunkBytes, p)
 	u := &Uplink{
 		cfg: cfg, peerWindow: peerWindow(cfg.Window, cfg.ChunkBytes),
-		buffers: buffers{store.NewBuffers(cfg.Region, size, n), slotBytes(cfg.ChunkBytes), uint64(cfg.ChunkBytes), make([]int64, n)},
-		src:     make([]uint64, 0, p.Racks+1), groups: make([]uint64, 0, p.Racks),
+		buffers: buffers{
+			store.NewBuffers(cfg.Region, size, n), slotBytes(cfg.ChunkBytes), uint64(cfg.ChunkBytes), roomBytes(cfg.ChunkBytes),
+			make([]int64, n),
+		},
+		src: make([]uint64, 0, p.Racks+1), groups: make([]uint64, 0, p.Racks),
 		pending: make([]reduce.Action, 0, cfg.Window), returned: make([]uint32, 0, cfg.Window),
 		published: published{racks: make([]Counters, p.Racks), awaited: make([]int, p.Racks)},
 	}

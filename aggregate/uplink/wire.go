@@ -53,7 +53,7 @@ func unpack(imm uint32) (op Op, epoch uint8, index uint32) {
 type note struct {
 	resultAddr uint64 // the address for the result at the child
 	hyperSum   uint32 // of the hyper-parameters that the rack's workers sent
-	flags      uint32
+	flags      uint32 // of a broadcast; of a gradients' sum the bits of [store.Round.Part]
 }
 
 const (

@@ -38,7 +38,7 @@ func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 	f.StringSliceVar(&b.hyper, "hyper", nil, "hyper-parameters, as lr=0.1,momentum=0.9,…")
 	f.StringVar(&b.spec.Policy, "policy", "", "who waits for whom, such as ssp:s=3 (default: all wait for all)")
 	f.StringVar(&b.spec.Outer, "outer", "",
-		"racks train on their own and meet, for instance every=24,rule=nesterov,lr=0.7,momentum=0.9 (default: as their cluster's file says)")
+		"racks train on their own and meet, for instance every=24,rule=nesterov,lr=0.7,momentum=0.9, or every=24,drift=0.02 (default: as their cluster's file says)")
 	f.StringVar(&b.spec.Compress, "compress", "",
 		"codecs of gradients and answers, such as int8, sign/int8 or topk:1%/none, or auto:budget=SHARE, for links that bind (default: none)")
 	f.IntVar(&b.spec.Iters, "iters", 20, "measured exchanges")

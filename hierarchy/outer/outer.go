@@ -23,6 +23,9 @@ type Optimizer struct {
 	Rule      string // sgd or nesterov
 	LR        float64
 	Momentum  float64
+	// Drift, if above 0, lets each chunk's steps between rounds follow how far the racks have drifted apart, from 1 to Every steps
+	// ([Optimizer.Next]).
+	Drift float64
 }
 
 // These are the rules of an outer optimizer.
@@ -51,23 +54,48 @@ func (o Optimizer) Check() error {
 		return fmt.Errorf("%w: an outer momentum of %v: use one from 0 up to, but not, 1 that an f32 holds", hierarchy.ErrCluster, o.Momentum)
 	case o.Rule == Nesterov && o.Momentum == 0:
 		return fmt.Errorf("%w: outer optimizer nesterov without momentum: give one, such as 0.9, or use sgd", hierarchy.ErrCluster)
+	case !(o.Drift >= 0) || math.IsInf(o.Drift, 1):
+		return fmt.Errorf("%w: an outer drift of %v: use a part of the parameters' length, such as 0.02", hierarchy.ErrCluster, o.Drift)
+	case o.Drift > 0 && o.Fragments > 1:
+		return fmt.Errorf("%w: outer drift %v with %d fragments: leave them out, because with a drift each chunk has an interval of its own",
+			hierarchy.ErrCluster, o.Drift, o.Fragments)
 	}
 	return nil
 }
 
-// Due reports whether racks have a round at a chunk's step, counted from 1. Chunks are dealt to fragments in turn, so that all
-// fragments have equally many bytes, and the fragments' steps are spread evenly.
+// Due reports whether racks have a round at a chunk's step, counted from 1, if their rounds do not follow the drift. Chunks are
+// dealt to fragments in turn, so that all fragments have equally many bytes, and the fragments' steps are spread evenly.
 func (o Optimizer) Due(chunk int, step uint32) bool {
 	fragments := max(o.Fragments, 1)
 	offset := chunk % fragments * o.Every / fragments
 	return (int(step)+offset)%o.Every == 0
 }
 
+// Next returns the steps from a chunk's round to its next, by equation 9 of ACE-Sync with a law of our own. interval is that before
+// the round. If it is 0, there was no round yet. distance is the mean over the workers of the squared distance between their rack's
+// parameters and those of the last round, whose squared length is length. If the racks have drifted farther than [Optimizer.Drift]
+// allows, the interval is halved. If they have drifted less than half as far, it grows by one step.
+func (o Optimizer) Next(interval uint32, distance, length float32) uint32 {
+	interval = max(interval, 1)
+	most := o.Drift * o.Drift * float64(length)
+	switch d := float64(distance); {
+	case !(d <= most) || math.IsInf(d, 1):
+		return max(interval/2, 1)
+	case d < most/4 || d == 0:
+		return min(interval+1, uint32(o.Every))
+	}
+	return interval
+}
+
 func (o Optimizer) String() string {
 	if o == (Optimizer{}) {
 		return "none"
 	}
-	return fmt.Sprintf("every=%d,fragments=%d,rule=%s,lr=%v,momentum=%v", o.Every, max(o.Fragments, 1), o.Rule, o.LR, o.Momentum)
+	text := fmt.Sprintf("every=%d,fragments=%d,rule=%s,lr=%v,momentum=%v", o.Every, max(o.Fragments, 1), o.Rule, o.LR, o.Momentum)
+	if o.Drift > 0 {
+		text += fmt.Sprintf(",drift=%v", o.Drift)
+	}
+	return text
 }
 
 // Parse parses the text that [Optimizer.String] writes. Missing parts have defaults: one fragment, and nesterov with a learning
@@ -98,8 +126,12 @@ func Parse(text string) (Optimizer, error) {
 			o.LR, err = strconv.ParseFloat(value, 64)
 		case "momentum":
 			o.Momentum, err = strconv.ParseFloat(value, 64)
+		case "drift":
+			if o.Drift, err = strconv.ParseFloat(value, 64); err == nil && o.Drift == 0 {
+				return o, fmt.Errorf("%w: outer %q has a drift of 0: use more, such as 0.02, or leave it out", hierarchy.ErrCluster, text)
+			}
 		default:
-			return o, fmt.Errorf("%w: outer %q has no %q: use every, fragments, rule, lr and momentum", hierarchy.ErrCluster, text, key)
+			return o, fmt.Errorf("%w: outer %q has no %q: use every, fragments, rule, lr, momentum and drift", hierarchy.ErrCluster, text, key)
 		}
 		if err != nil {
 			return o, fmt.Errorf("%w: outer %q: invalid number %q", hierarchy.ErrCluster, text, part)

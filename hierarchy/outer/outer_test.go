@@ -1,6 +1,7 @@
 package outer
 
 import (
+	"math"
 	"strings"
 	"testing"
 
@@ -41,9 +42,39 @@ func TestEveryChunkMeetsOnceInSoManySteps(t *testing.T) {
 	})
 }
 
+// Intervals stay within their bounds. Above the threshold they halve, below half of it they grow by one step, and between they
+// stay.
+func TestIntervalsFollowTheDrift(t *testing.T) {
+	o, inf, nan := Optimizer{Every: 4, Drift: 0.5}, float32(math.Inf(1)), float32(math.NaN())
+	for _, tc := range []struct {
+		interval         uint32
+		distance, length float32
+		want             uint32
+	}{
+		{0, 0, 16, 2}, {0, 100, 16, 1}, // the first
+		{4, 4.1, 16, 2}, {3, 4.1, 16, 1}, {1, 4.1, 16, 1}, // above 0.5*0.5*16
+		{3, 4, 16, 3}, {3, 1, 16, 3}, // to a quarter of that
+		{3, 0.9, 16, 4}, {4, 0.9, 16, 4},
+		{3, 0, 0, 4}, {3, 1e-30, 0, 1}, // parameters of length 0
+		{4, nan, 16, 2}, {4, inf, 16, 2}, {4, inf, inf, 2}, {4, 1, nan, 2},
+	} {
+		if got := o.Next(tc.interval, tc.distance, tc.length); got != tc.want {
+			t.Errorf("after %d steps, %v from parameters of %v, squared: %d steps, want %d", tc.interval, tc.distance, tc.length, got, tc.want)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		o := Optimizer{Every: rapid.IntRange(1, 40).Draw(t, "every"), Drift: 1}
+		was := uint32(rapid.IntRange(1, o.Every).Draw(t, "was"))
+		got := o.Next(was, rapid.Float32().Draw(t, "distance"), rapid.Float32().Draw(t, "length"))
+		if got < 1 || got > uint32(o.Every) || got != was && got != was+1 && got != max(was/2, 1) {
+			t.Fatalf("%d steps after %d", got, was)
+		}
+	})
+}
+
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{"", "none", "every=24", "every=500,fragments=4,rule=nesterov,lr=0.7,momentum=0.9", "every=0",
-		"every=1,rule=sgd", "every=4,fragments=5", "every=2,lr=-1,x"} {
+		"every=1,rule=sgd", "every=8,drift=0.02", "every=4,fragments=5", "every=2,lr=-1,x"} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -87,6 +118,12 @@ func TestAnOuterOptimizerThatCannotRunIsRefused(t *testing.T) {
 		"every=1048576,fragments=1048577": "1048577 fragments in the 1048576 steps",
 		"every=4,quorum=3":                `has no "quorum"`,
 		"evry=4":                          `has no "evry"`,
+		"every=4,drift=0":                 "a drift of 0: use more, such as 0.02, or leave it out",
+		"every=4,drift=-1":                "an outer drift of -1: use a part of the parameters' length, such as 0.02",
+		"every=4,drift=NaN":               "an outer drift of NaN",
+		"every=4,drift=inf":               "an outer drift of +Inf",
+		"every=4,drift=x":                 `invalid number "drift=x"`,
+		"every=4,fragments=2,drift=0.1":   "outer drift 0.1 with 2 fragments: leave them out",
 	} {
 		if _, err := Parse(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v, want %q", text, err, want)

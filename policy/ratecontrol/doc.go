@@ -44,7 +44,7 @@
 //	6, 7   a codec, and error feedback with gamma 1: package codec
 //	8      the aggregator's sum of decoded payloads
 //
-// Equation 9, intervals that follow the drift, is not of codecs; and nothing depends on the clusters. Both laws share groups,
-// knapsack and calm, and differ in worth and budget alone. With the same budget, law=greedy lost 5 to 19 % less energy in
-// simulation.
+// Equation 9, intervals that follow the drift, is not of codecs (hierarchy/outer has it); and nothing depends on the clusters. Both
+// laws share groups, knapsack and calm, and differ in worth and budget alone. With the same budget, law=greedy lost 5 to 19 % less
+// energy in simulation.
 package ratecontrol
