@@ -3,6 +3,8 @@ package client_test
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -180,6 +182,106 @@ func TestCheckpointsOfOtherRacksAreRefused(t *testing.T) {
 				t.Errorf("%v, want it to say %q", err, tc.want)
 			}
 			tr.step(0)
+		})
+	}
+}
+
+// Racks whose meetings follow the drift begin with one in every step, in the job and after a restore.
+func TestRacksMeetInEveryStepAfterARestoreIfTheirMeetingsFollowTheDrift(t *testing.T) {
+	const outer, before, after = "every=4,rule=sgd,drift=1e6", 5, 6 // they meet in steps 1, 3 and 6
+	dir := t.TempDir()
+	tr, end := racksAlone(t, dir, outer, nil)
+	tr.start()
+	for n := range uint64(before) {
+		tr.step(n)
+	}
+	tr.barrier("before")
+	if _, err := tr.workers[3].Save(context20(t), "c"); err != nil {
+		t.Fatal(err)
+	}
+	tr.barrier("after")
+	want := [][][][]float32{tr.everywhere()}
+	tr.goesOn(want, before)
+	for n := range uint64(after) {
+		tr.step(before + n)
+		want = append(want, tr.everywhere())
+	}
+	if met := want[1]; !slices.Equal(met[0][0], met[3][0]) || slices.Equal(want[2][0][0], want[2][3][0]) {
+		t.Error("racks do not meet in the first step after a restore alone")
+	}
+	end()
+
+	tr, end = racksAlone(t, dir, outer, nil)
+	defer end()
+	tr.goesOn(want, before)
+}
+
+// The steps between meetings of racks follow how far they drift apart, which status and metrics show, over every transport.
+func TestStatusShowsHowOftenRacksMeetAndHowFarTheyDrift(t *testing.T) {
+	for _, provider := range []string{verbs.ProviderTCP, verbs.ProviderSHM} {
+		t.Run(provider, func(t *testing.T) {
+			services := serveRacksWith(t, 2, service.Options{Providers: []string{provider}, Cores: 2}, nil)
+			tr := trainRacks(t, services, client.Config{
+				Job: "j", Mode: "eager", Optimizer: "sgd_torch", Hyper: map[string]float64{"lr": 1}, Provider: provider, ChunkBytes: 4096,
+				Outer: "every=4,rule=sgd,drift=0.1",
+			})
+			run := func(kind client.Kind, value func(rank int) float32) {
+				t.Helper()
+				each(t, tr.workers, func(rank int, w *client.Worker) error {
+					var ops []client.Op
+					for i, d := range tr.tensors {
+						g := slices.Repeat([]float32{value(rank)}, int(d.Elems()))
+						ops = append(ops, client.Op{Kind: kind, Tensor: i, Src: client.Bytes(g), Dst: client.Bytes(tr.results[rank][i])})
+					}
+					handles, err := w.Submit(ops...)
+					if err != nil {
+						return err
+					}
+					return w.WaitAll(context20(t), handles)
+				})
+			}
+			calm, differ := func(int) float32 { return 0 }, func(rank int) float32 { return float32(rank/2*2 - 1) }
+			run(client.Broadcast, func(int) float32 { return 1 })
+			for _, phase := range []struct {
+				steps int
+				value func(rank int) float32
+				every uint32
+				drift float64
+			}{
+				{1, calm, 2, 0}, {5, calm, 4, 0}, // they meet in steps 1, 3 and 6
+				// A rack scales the sum of its two workers as if it were that of all four.
+				{4, differ, 2, 16}, {2, differ, 1, 8}, {1, calm, 2, 0},
+			} {
+				for range phase.steps {
+					run(client.PushPull, phase.value)
+				}
+				for _, s := range services {
+					status, err := client.Status(context20(t), client.Config{Server: s.URL()})
+					if err != nil {
+						t.Fatal(err)
+					}
+					d := status.Jobs[0].Drift
+					if d.GetLeastInterval() != phase.every || d.GetMostInterval() != phase.every || d.GetMeanInterval() != float64(phase.every) ||
+						d.GetDrift() != phase.drift || d.GetThreshold() != 0.1 {
+						t.Errorf("drift %v, want %v and meetings every %d steps", d, phase.drift, phase.every)
+					}
+				}
+			}
+			resp, err := http.Get(services[1].URL() + "/metrics")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			page, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range []string{`rackweave_job_drift{job="j"} 0`, `rackweave_job_drift_threshold{job="j"} 0.1`,
+				`rackweave_job_interval_steps{job="j"} 2`} {
+				if !strings.Contains(string(page), want+"\n") {
+					t.Errorf("the metrics have no %s", want)
+				}
+			}
 		})
 	}
 }

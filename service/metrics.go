@@ -2,6 +2,7 @@ package service
 
 import (
 	"bytes"
+	"context"
 	"net/http"
 	"strconv"
 	"sync"
@@ -90,7 +91,8 @@ func (s *Service) metricsPage() http.Handler {
 	})
 }
 
-// collector gives the service's metrics to a registry. A scrape reads what the lanes have published and costs them nothing.
+// collector gives the service's metrics to a registry. A scrape reads what the lanes have published and costs them nothing, but
+// for the drift of racks that train apart.
 type collector struct{ s *Service }
 
 // Describe implements prometheus.Collector. Metrics are described as they are collected.
@@ -195,6 +197,13 @@ func collectJob(j *job.Job, out chan<- prometheus.Metric) {
 	gauge(m, "job_parameter_bytes", "Memory for parameters and optimizer state.", memory.Parameters)
 	gauge(m, "job_slot_bytes", "Memory that gradients arrive in.", memory.Slots)
 	gauge(m, "job_result_bytes", "Memory that answers leave from.", memory.Results)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if d, ok, err := j.Agg.Drift(ctx); ok && err == nil {
+		gauge(m, "job_drift", "Distance between the racks' parameters and the common ones before their last meetings, of their length.", d.Share)
+		gauge(m, "job_drift_threshold", "Drift above which racks meet twice as often.", j.Spec.Outer.Drift)
+		gauge(m, "job_interval_steps", "Steps from a meeting of the racks to the next, the mean of all chunks.", d.Mean)
+	}
 	for rank, c := range j.Agg.WorkerCounters() {
 		m := labelled{out, []string{"job", "rank", "host"}, []string{j.Name, strconv.Itoa(rank), j.Members[rank].Host}}
 		counter(m, "worker_received_bytes_total", "Bytes from the worker.", c.RecvBytes)

@@ -222,6 +222,10 @@ func printRacks(w io.Writer, j *api.JobStatus) {
 	if j.Outer != "" {
 		fmt.Fprintf(w, "  racks train on their own and meet: %s\n", j.Outer)
 	}
+	if d := j.Drift; d != nil {
+		fmt.Fprintf(w, "  drift %.3g of the parameters' length, of %v allowed: chunks meet every %d to %d steps, every %.1f on average\n", d.Drift,
+			d.Threshold, d.LeastInterval, d.MostInterval, d.MeanInterval)
+	}
 	buddies := slices.ContainsFunc(j.Racks, func(r *api.RackStatus) bool { return r.Buddy != "" })
 	if buddies {
 		fmt.Fprintf(w, "  racks keep each other's state: step %d is whole here\n", j.WholeStep)

@@ -19,6 +19,19 @@ func TestStatusSaysForWhomAChangeOfPolicyWaits(t *testing.T) {
 	}
 }
 
+func TestStatusPrintsHowFarRacksDriftAndHowOftenTheyMeet(t *testing.T) {
+	j := &api.JobStatus{
+		Racks: []*api.RackStatus{{Name: "a"}}, Outer: "every=24,drift=0.02",
+		Drift: &api.Drift{Drift: 0.01234, Threshold: 0.02, LeastInterval: 1, MostInterval: 8, MeanInterval: 4.25},
+	}
+	var out strings.Builder
+	printRacks(&out, j)
+	const want = "  drift 0.0123 of the parameters' length, of 0.02 allowed: chunks meet every 1 to 8 steps, every 4.2 on average\n"
+	if !strings.Contains(out.String(), want) {
+		t.Errorf("it prints:\n%swant %s", out.String(), want)
+	}
+}
+
 func TestStatusPrintsWhyAnotherShapeMayBeFaster(t *testing.T) {
 	for _, warning := range []string{"", "a step takes 4ms and took 1ms at first"} {
 		var out strings.Builder

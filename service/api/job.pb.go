@@ -95,7 +95,7 @@ func (x TraceEvent_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TraceEvent_Kind.Descriptor instead.
 func (TraceEvent_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{41, 0}
+	return file_job_proto_rawDescGZIP(), []int{42, 0}
 }
 
 type JoinRequest struct {
@@ -2446,8 +2446,10 @@ type JobStatus struct {
 	Decisions []string `protobuf:"bytes,32,rep,name=decisions,proto3" json:"decisions,omitempty"`
 	// The decision that not all have accepted yet; empty: none.
 	PendingDecision string `protobuf:"bytes,33,opt,name=pending_decision,json=pendingDecision,proto3" json:"pending_decision,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Where racks train on their own and their meetings follow the drift; none before the first meeting.
+	Drift         *Drift `protobuf:"bytes,34,opt,name=drift,proto3" json:"drift,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobStatus) Reset() {
@@ -2690,6 +2692,93 @@ func (x *JobStatus) GetPendingDecision() string {
 	return ""
 }
 
+func (x *JobStatus) GetDrift() *Drift {
+	if x != nil {
+		return x.Drift
+	}
+	return nil
+}
+
+type Drift struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Root of the mean over the workers of the squared distance between their rack's parameters and the common ones before the last
+	// meeting of each chunk, of the length of the common parameters.
+	Drift float64 `protobuf:"fixed64,1,opt,name=drift,proto3" json:"drift,omitempty"`
+	// Above which a chunk's interval is halved.
+	Threshold float64 `protobuf:"fixed64,2,opt,name=threshold,proto3" json:"threshold,omitempty"`
+	// Steps from a chunk's last meeting to its next: the least, the most and the mean of all chunks.
+	LeastInterval uint32  `protobuf:"varint,3,opt,name=least_interval,json=leastInterval,proto3" json:"least_interval,omitempty"`
+	MostInterval  uint32  `protobuf:"varint,4,opt,name=most_interval,json=mostInterval,proto3" json:"most_interval,omitempty"`
+	MeanInterval  float64 `protobuf:"fixed64,5,opt,name=mean_interval,json=meanInterval,proto3" json:"mean_interval,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Drift) Reset() {
+	*x = Drift{}
+	mi := &file_job_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Drift) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Drift) ProtoMessage() {}
+
+func (x *Drift) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Drift.ProtoReflect.Descriptor instead.
+func (*Drift) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *Drift) GetDrift() float64 {
+	if x != nil {
+		return x.Drift
+	}
+	return 0
+}
+
+func (x *Drift) GetThreshold() float64 {
+	if x != nil {
+		return x.Threshold
+	}
+	return 0
+}
+
+func (x *Drift) GetLeastInterval() uint32 {
+	if x != nil {
+		return x.LeastInterval
+	}
+	return 0
+}
+
+func (x *Drift) GetMostInterval() uint32 {
+	if x != nil {
+		return x.MostInterval
+	}
+	return 0
+}
+
+func (x *Drift) GetMeanInterval() float64 {
+	if x != nil {
+		return x.MeanInterval
+	}
+	return 0
+}
+
 type RackStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2712,7 +2801,7 @@ type RackStatus struct {
 
 func (x *RackStatus) Reset() {
 	*x = RackStatus{}
-	mi := &file_job_proto_msgTypes[31]
+	mi := &file_job_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2724,7 +2813,7 @@ func (x *RackStatus) String() string {
 func (*RackStatus) ProtoMessage() {}
 
 func (x *RackStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[31]
+	mi := &file_job_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2737,7 +2826,7 @@ func (x *RackStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackStatus.ProtoReflect.Descriptor instead.
 func (*RackStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{31}
+	return file_job_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RackStatus) GetName() string {
@@ -2816,7 +2905,7 @@ type Resource struct {
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_job_proto_msgTypes[32]
+	mi := &file_job_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2828,7 +2917,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[32]
+	mi := &file_job_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2841,7 +2930,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{32}
+	return file_job_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Resource) GetName() string {
@@ -2911,7 +3000,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_job_proto_msgTypes[33]
+	mi := &file_job_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2923,7 +3012,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[33]
+	mi := &file_job_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2936,7 +3025,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{33}
+	return file_job_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WorkerStatus) GetRank() uint32 {
@@ -3090,7 +3179,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_job_proto_msgTypes[34]
+	mi := &file_job_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3102,7 +3191,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[34]
+	mi := &file_job_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3115,7 +3204,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{34}
+	return file_job_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetPolicyRequest) GetJob() string {
@@ -3142,7 +3231,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_job_proto_msgTypes[35]
+	mi := &file_job_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3154,7 +3243,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[35]
+	mi := &file_job_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3167,7 +3256,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{35}
+	return file_job_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SetPolicyResponse) GetWas() string {
@@ -3187,7 +3276,7 @@ type ReportLossRequest struct {
 
 func (x *ReportLossRequest) Reset() {
 	*x = ReportLossRequest{}
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3199,7 +3288,7 @@ func (x *ReportLossRequest) String() string {
 func (*ReportLossRequest) ProtoMessage() {}
 
 func (x *ReportLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3212,7 +3301,7 @@ func (x *ReportLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLossRequest.ProtoReflect.Descriptor instead.
 func (*ReportLossRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{36}
+	return file_job_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReportLossRequest) GetLoss() float64 {
@@ -3230,7 +3319,7 @@ type ReportLossResponse struct {
 
 func (x *ReportLossResponse) Reset() {
 	*x = ReportLossResponse{}
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3242,7 +3331,7 @@ func (x *ReportLossResponse) String() string {
 func (*ReportLossResponse) ProtoMessage() {}
 
 func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3255,7 +3344,7 @@ func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLossResponse.ProtoReflect.Descriptor instead.
 func (*ReportLossResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{37}
+	return file_job_proto_rawDescGZIP(), []int{38}
 }
 
 type TraceRequest struct {
@@ -3271,7 +3360,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3283,7 +3372,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3296,7 +3385,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{38}
+	return file_job_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *TraceRequest) GetJob() string {
@@ -3337,7 +3426,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3349,7 +3438,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3362,7 +3451,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{39}
+	return file_job_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *TraceResponse) GetMode() string {
@@ -3419,7 +3508,7 @@ type LaneTrace struct {
 
 func (x *LaneTrace) Reset() {
 	*x = LaneTrace{}
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3431,7 +3520,7 @@ func (x *LaneTrace) String() string {
 func (*LaneTrace) ProtoMessage() {}
 
 func (x *LaneTrace) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3444,7 +3533,7 @@ func (x *LaneTrace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneTrace.ProtoReflect.Descriptor instead.
 func (*LaneTrace) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{40}
+	return file_job_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *LaneTrace) GetTensors() []uint32 {
@@ -3481,7 +3570,7 @@ type TraceEvent struct {
 
 func (x *TraceEvent) Reset() {
 	*x = TraceEvent{}
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3493,7 +3582,7 @@ func (x *TraceEvent) String() string {
 func (*TraceEvent) ProtoMessage() {}
 
 func (x *TraceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3506,7 +3595,7 @@ func (x *TraceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEvent.ProtoReflect.Descriptor instead.
 func (*TraceEvent) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{41}
+	return file_job_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *TraceEvent) GetKind() TraceEvent_Kind {
@@ -3568,7 +3657,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3580,7 +3669,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3593,7 +3682,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{42}
+	return file_job_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DrainRequest) GetTimeoutMs() uint32 {
@@ -3612,7 +3701,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3624,7 +3713,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3637,7 +3726,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{43}
+	return file_job_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DrainResponse) GetJobs() uint32 {
@@ -3861,7 +3950,7 @@ const file_job_proto_rawDesc = "" +
 	" \x01(\x04R\tfoldsOpen\x12\x16\n" +
 	"\x06sleeps\x18\v \x01(\x04R\x06sleeps\x12\x18\n" +
 	"\adropped\x18\f \x01(\x04R\adropped\x12\x1c\n" +
-	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\xd7\a\n" +
+	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\x82\b\n" +
 	"\tJobStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
@@ -3899,7 +3988,14 @@ const file_job_proto_rawDesc = "" +
 	"\rshape_warning\x18\x1e \x01(\tR\fshapeWarning\x12\x1a\n" +
 	"\bcompress\x18\x1f \x01(\tR\bcompress\x12\x1c\n" +
 	"\tdecisions\x18  \x03(\tR\tdecisions\x12)\n" +
-	"\x10pending_decision\x18! \x01(\tR\x0fpendingDecision\"\x82\x02\n" +
+	"\x10pending_decision\x18! \x01(\tR\x0fpendingDecision\x12)\n" +
+	"\x05drift\x18\" \x01(\v2\x13.rackweave.v1.DriftR\x05drift\"\xac\x01\n" +
+	"\x05Drift\x12\x14\n" +
+	"\x05drift\x18\x01 \x01(\x01R\x05drift\x12\x1c\n" +
+	"\tthreshold\x18\x02 \x01(\x01R\tthreshold\x12%\n" +
+	"\x0eleast_interval\x18\x03 \x01(\rR\rleastInterval\x12#\n" +
+	"\rmost_interval\x18\x04 \x01(\rR\fmostInterval\x12#\n" +
+	"\rmean_interval\x18\x05 \x01(\x01R\fmeanInterval\"\x82\x02\n" +
 	"\n" +
 	"RackStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
@@ -4026,7 +4122,7 @@ func file_job_proto_rawDescGZIP() []byte {
 }
 
 var file_job_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_job_proto_goTypes = []any{
 	(TraceEvent_Kind)(0),          // 0: rackweave.v1.TraceEvent.Kind
 	(*JoinRequest)(nil),           // 1: rackweave.v1.JoinRequest
@@ -4060,52 +4156,53 @@ var file_job_proto_goTypes = []any{
 	(*NicStatus)(nil),             // 29: rackweave.v1.NicStatus
 	(*LaneStatus)(nil),            // 30: rackweave.v1.LaneStatus
 	(*JobStatus)(nil),             // 31: rackweave.v1.JobStatus
-	(*RackStatus)(nil),            // 32: rackweave.v1.RackStatus
-	(*Resource)(nil),              // 33: rackweave.v1.Resource
-	(*WorkerStatus)(nil),          // 34: rackweave.v1.WorkerStatus
-	(*SetPolicyRequest)(nil),      // 35: rackweave.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),     // 36: rackweave.v1.SetPolicyResponse
-	(*ReportLossRequest)(nil),     // 37: rackweave.v1.ReportLossRequest
-	(*ReportLossResponse)(nil),    // 38: rackweave.v1.ReportLossResponse
-	(*TraceRequest)(nil),          // 39: rackweave.v1.TraceRequest
-	(*TraceResponse)(nil),         // 40: rackweave.v1.TraceResponse
-	(*LaneTrace)(nil),             // 41: rackweave.v1.LaneTrace
-	(*TraceEvent)(nil),            // 42: rackweave.v1.TraceEvent
-	(*DrainRequest)(nil),          // 43: rackweave.v1.DrainRequest
-	(*DrainResponse)(nil),         // 44: rackweave.v1.DrainResponse
-	nil,                           // 45: rackweave.v1.JoinRequest.HyperEntry
-	(*Codec)(nil),                 // 46: rackweave.v1.Codec
-	(*Codecs)(nil),                // 47: rackweave.v1.Codecs
-	(*Coding)(nil),                // 48: rackweave.v1.Coding
-	(*SaveRequest)(nil),           // 49: rackweave.v1.SaveRequest
-	(*WriteManifestRequest)(nil),  // 50: rackweave.v1.WriteManifestRequest
-	(*ReadManifestRequest)(nil),   // 51: rackweave.v1.ReadManifestRequest
-	(*RestoreRequest)(nil),        // 52: rackweave.v1.RestoreRequest
-	(*ReadStateRequest)(nil),      // 53: rackweave.v1.ReadStateRequest
-	(*WriteStateRequest)(nil),     // 54: rackweave.v1.WriteStateRequest
-	(*AcceptCodecsRequest)(nil),   // 55: rackweave.v1.AcceptCodecsRequest
-	(*SetCodecRequest)(nil),       // 56: rackweave.v1.SetCodecRequest
-	(*LinksRequest)(nil),          // 57: rackweave.v1.LinksRequest
-	(*SaveResponse)(nil),          // 58: rackweave.v1.SaveResponse
-	(*WriteManifestResponse)(nil), // 59: rackweave.v1.WriteManifestResponse
-	(*ReadManifestResponse)(nil),  // 60: rackweave.v1.ReadManifestResponse
-	(*RestoreResponse)(nil),       // 61: rackweave.v1.RestoreResponse
-	(*ReadStateResponse)(nil),     // 62: rackweave.v1.ReadStateResponse
-	(*WriteStateResponse)(nil),    // 63: rackweave.v1.WriteStateResponse
-	(*AcceptCodecsResponse)(nil),  // 64: rackweave.v1.AcceptCodecsResponse
-	(*SetCodecResponse)(nil),      // 65: rackweave.v1.SetCodecResponse
-	(*LinksResponse)(nil),         // 66: rackweave.v1.LinksResponse
+	(*Drift)(nil),                 // 32: rackweave.v1.Drift
+	(*RackStatus)(nil),            // 33: rackweave.v1.RackStatus
+	(*Resource)(nil),              // 34: rackweave.v1.Resource
+	(*WorkerStatus)(nil),          // 35: rackweave.v1.WorkerStatus
+	(*SetPolicyRequest)(nil),      // 36: rackweave.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),     // 37: rackweave.v1.SetPolicyResponse
+	(*ReportLossRequest)(nil),     // 38: rackweave.v1.ReportLossRequest
+	(*ReportLossResponse)(nil),    // 39: rackweave.v1.ReportLossResponse
+	(*TraceRequest)(nil),          // 40: rackweave.v1.TraceRequest
+	(*TraceResponse)(nil),         // 41: rackweave.v1.TraceResponse
+	(*LaneTrace)(nil),             // 42: rackweave.v1.LaneTrace
+	(*TraceEvent)(nil),            // 43: rackweave.v1.TraceEvent
+	(*DrainRequest)(nil),          // 44: rackweave.v1.DrainRequest
+	(*DrainResponse)(nil),         // 45: rackweave.v1.DrainResponse
+	nil,                           // 46: rackweave.v1.JoinRequest.HyperEntry
+	(*Codec)(nil),                 // 47: rackweave.v1.Codec
+	(*Codecs)(nil),                // 48: rackweave.v1.Codecs
+	(*Coding)(nil),                // 49: rackweave.v1.Coding
+	(*SaveRequest)(nil),           // 50: rackweave.v1.SaveRequest
+	(*WriteManifestRequest)(nil),  // 51: rackweave.v1.WriteManifestRequest
+	(*ReadManifestRequest)(nil),   // 52: rackweave.v1.ReadManifestRequest
+	(*RestoreRequest)(nil),        // 53: rackweave.v1.RestoreRequest
+	(*ReadStateRequest)(nil),      // 54: rackweave.v1.ReadStateRequest
+	(*WriteStateRequest)(nil),     // 55: rackweave.v1.WriteStateRequest
+	(*AcceptCodecsRequest)(nil),   // 56: rackweave.v1.AcceptCodecsRequest
+	(*SetCodecRequest)(nil),       // 57: rackweave.v1.SetCodecRequest
+	(*LinksRequest)(nil),          // 58: rackweave.v1.LinksRequest
+	(*SaveResponse)(nil),          // 59: rackweave.v1.SaveResponse
+	(*WriteManifestResponse)(nil), // 60: rackweave.v1.WriteManifestResponse
+	(*ReadManifestResponse)(nil),  // 61: rackweave.v1.ReadManifestResponse
+	(*RestoreResponse)(nil),       // 62: rackweave.v1.RestoreResponse
+	(*ReadStateResponse)(nil),     // 63: rackweave.v1.ReadStateResponse
+	(*WriteStateResponse)(nil),    // 64: rackweave.v1.WriteStateResponse
+	(*AcceptCodecsResponse)(nil),  // 65: rackweave.v1.AcceptCodecsResponse
+	(*SetCodecResponse)(nil),      // 66: rackweave.v1.SetCodecResponse
+	(*LinksResponse)(nil),         // 67: rackweave.v1.LinksResponse
 }
 var file_job_proto_depIdxs = []int32{
-	45, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
+	46, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
 	4,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
 	3,  // 2: rackweave.v1.JoinResponse.aggregators:type_name -> rackweave.v1.Aggregator
 	3,  // 3: rackweave.v1.JoinResponse.racks:type_name -> rackweave.v1.Aggregator
-	46, // 4: rackweave.v1.JoinResponse.gradients:type_name -> rackweave.v1.Codec
-	46, // 5: rackweave.v1.JoinResponse.answers:type_name -> rackweave.v1.Codec
+	47, // 4: rackweave.v1.JoinResponse.gradients:type_name -> rackweave.v1.Codec
+	47, // 5: rackweave.v1.JoinResponse.answers:type_name -> rackweave.v1.Codec
 	9,  // 6: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
 	7,  // 7: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
-	47, // 8: rackweave.v1.WatchResponse.codecs:type_name -> rackweave.v1.Codecs
+	48, // 8: rackweave.v1.WatchResponse.codecs:type_name -> rackweave.v1.Codecs
 	8,  // 9: rackweave.v1.Links.broken:type_name -> rackweave.v1.BrokenLane
 	11, // 10: rackweave.v1.ConnectRequest.lanes:type_name -> rackweave.v1.WorkerLane
 	13, // 11: rackweave.v1.ConnectResponse.lanes:type_name -> rackweave.v1.AggregatorLane
@@ -4118,62 +4215,63 @@ var file_job_proto_depIdxs = []int32{
 	27, // 18: rackweave.v1.Membership.racks:type_name -> rackweave.v1.RackHolder
 	30, // 19: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
 	29, // 20: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
-	34, // 21: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
+	35, // 21: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
 	9,  // 22: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
-	33, // 23: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
-	32, // 24: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
-	48, // 25: rackweave.v1.WorkerStatus.gradients:type_name -> rackweave.v1.Coding
-	48, // 26: rackweave.v1.WorkerStatus.answers:type_name -> rackweave.v1.Coding
-	41, // 27: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
-	42, // 28: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
-	0,  // 29: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
-	1,  // 30: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
-	5,  // 31: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
-	10, // 32: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
-	14, // 33: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
-	17, // 34: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
-	20, // 35: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
-	49, // 36: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
-	50, // 37: rackweave.v1.JobService.WriteManifest:input_type -> rackweave.v1.WriteManifestRequest
-	51, // 38: rackweave.v1.JobService.ReadManifest:input_type -> rackweave.v1.ReadManifestRequest
-	52, // 39: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
-	53, // 40: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
-	54, // 41: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
-	55, // 42: rackweave.v1.JobService.AcceptCodecs:input_type -> rackweave.v1.AcceptCodecsRequest
-	22, // 43: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
-	24, // 44: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
-	35, // 45: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
-	56, // 46: rackweave.v1.JobService.SetCodec:input_type -> rackweave.v1.SetCodecRequest
-	37, // 47: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
-	39, // 48: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
-	43, // 49: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
-	57, // 50: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
-	2,  // 51: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
-	6,  // 52: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
-	12, // 53: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
-	16, // 54: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
-	19, // 55: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
-	21, // 56: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
-	58, // 57: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
-	59, // 58: rackweave.v1.JobService.WriteManifest:output_type -> rackweave.v1.WriteManifestResponse
-	60, // 59: rackweave.v1.JobService.ReadManifest:output_type -> rackweave.v1.ReadManifestResponse
-	61, // 60: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
-	62, // 61: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
-	63, // 62: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
-	64, // 63: rackweave.v1.JobService.AcceptCodecs:output_type -> rackweave.v1.AcceptCodecsResponse
-	23, // 64: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
-	25, // 65: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
-	36, // 66: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
-	65, // 67: rackweave.v1.JobService.SetCodec:output_type -> rackweave.v1.SetCodecResponse
-	38, // 68: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
-	40, // 69: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
-	44, // 70: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
-	66, // 71: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
-	51, // [51:72] is the sub-list for method output_type
-	30, // [30:51] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	34, // 23: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
+	33, // 24: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
+	32, // 25: rackweave.v1.JobStatus.drift:type_name -> rackweave.v1.Drift
+	49, // 26: rackweave.v1.WorkerStatus.gradients:type_name -> rackweave.v1.Coding
+	49, // 27: rackweave.v1.WorkerStatus.answers:type_name -> rackweave.v1.Coding
+	42, // 28: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
+	43, // 29: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
+	0,  // 30: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
+	1,  // 31: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
+	5,  // 32: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
+	10, // 33: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
+	14, // 34: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
+	17, // 35: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
+	20, // 36: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
+	50, // 37: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
+	51, // 38: rackweave.v1.JobService.WriteManifest:input_type -> rackweave.v1.WriteManifestRequest
+	52, // 39: rackweave.v1.JobService.ReadManifest:input_type -> rackweave.v1.ReadManifestRequest
+	53, // 40: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
+	54, // 41: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
+	55, // 42: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
+	56, // 43: rackweave.v1.JobService.AcceptCodecs:input_type -> rackweave.v1.AcceptCodecsRequest
+	22, // 44: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
+	24, // 45: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
+	36, // 46: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
+	57, // 47: rackweave.v1.JobService.SetCodec:input_type -> rackweave.v1.SetCodecRequest
+	38, // 48: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
+	40, // 49: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
+	44, // 50: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
+	58, // 51: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
+	2,  // 52: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
+	6,  // 53: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
+	12, // 54: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
+	16, // 55: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
+	19, // 56: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
+	21, // 57: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
+	59, // 58: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
+	60, // 59: rackweave.v1.JobService.WriteManifest:output_type -> rackweave.v1.WriteManifestResponse
+	61, // 60: rackweave.v1.JobService.ReadManifest:output_type -> rackweave.v1.ReadManifestResponse
+	62, // 61: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
+	63, // 62: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
+	64, // 63: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
+	65, // 64: rackweave.v1.JobService.AcceptCodecs:output_type -> rackweave.v1.AcceptCodecsResponse
+	23, // 65: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
+	25, // 66: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
+	37, // 67: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
+	66, // 68: rackweave.v1.JobService.SetCodec:output_type -> rackweave.v1.SetCodecResponse
+	39, // 69: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
+	41, // 70: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
+	45, // 71: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
+	67, // 72: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
+	52, // [52:73] is the sub-list for method output_type
+	31, // [31:52] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_job_proto_init() }
@@ -4193,7 +4291,7 @@ func file_job_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_job_proto_rawDesc), len(file_job_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   45,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -79,6 +79,11 @@ func (j *Job) Status(ctx context.Context) *api.JobStatus {
 	if j.Buddies() {
 		out.WholeStep, _ = j.Agg.WholeStep(ctx) // a job that ends has none to tell
 	}
+	if d, ok, err := j.Agg.Drift(ctx); ok && err == nil {
+		out.Drift = &api.Drift{
+			Drift: d.Share, Threshold: j.Spec.Outer.Drift, LeastInterval: d.Least, MostInterval: d.Most, MeanInterval: d.Mean,
+		}
+	}
 	if awaited, since, err := j.Agg.Awaited(ctx); err == nil {
 		for r, n := range awaited {
 			out.Members[r].AwaitedChunks = uint64(n)
