@@ -295,7 +295,7 @@ func TestGaugesTellWhatAControllerChoosesBy(t *testing.T) {
 		r.send(1, chunk.OpPush, 0, make([]byte, codedBytes))
 		r.send(0, chunk.OpPush, 1, p)
 		r.send(1, chunk.OpPush, 1, last)
-		g, err := r.Job.ReadGauges(t.Context(), 3)
+		g, _, err := r.Job.ReadGauges(t.Context(), 3)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -305,7 +305,7 @@ func TestGaugesTellWhatAControllerChoosesBy(t *testing.T) {
 			sums.Lost != float64(h.Lost) || g[1].Tensors[0].Elems != 0 || g[0].Tensors[2].Elems != 0 {
 			t.Errorf("step %d: %+v", step, g)
 		}
-		if _, err := r.Job.ReadGauges(t.Context(), 0); err != nil { // as before the tensors are announced
+		if _, _, err := r.Job.ReadGauges(t.Context(), 0); err != nil { // as before the tensors are announced
 			t.Fatal(err)
 		}
 		// The first payload of the second step follows one that told of more, too.
@@ -313,6 +313,55 @@ func TestGaugesTellWhatAControllerChoosesBy(t *testing.T) {
 			t.Errorf("step %d: %+v", step, g[0].Flow)
 		}
 	}
+}
+
+// What shorter candidates would lose is measured of a worker's gradient once in 100 steps, unless its codec has lost much already.
+func TestCandidatesAreTriedWithGradients(t *testing.T) {
+	specs := []codec.Spec{{}, {ID: codec.Int8}, {ID: codec.Int4}, {ID: codec.Sign}, {ID: codec.TopK, Param: 0.01}}
+	r := newCodedRack(t, "", aggregate.JobConfig{Mode: aggregate.Aggregate, Hyper: optim.Sum.Defaults(),
+		Compress: pair(t, "auto:answers=none", true), Candidates: specs})
+	p := payload(t, "int8", codedElems)
+	decoded := make([]float32, codedElems)
+	if err := codec.Decode(decoded, p); err != nil {
+		t.Fatal(err)
+	}
+	raw := slices.Concat(make([]byte, 4), make([]byte, codedBytes-4))
+	for i, v := range decoded {
+		binary.LittleEndian.PutUint32(raw[4*i:], math.Float32bits(v))
+	}
+	tries := func(tensor uint32, payloads ...[]byte) []aggregate.TensorGauge {
+		for rank, p := range payloads {
+			r.send(rank, chunk.OpPush, tensor, p)
+		}
+		_, tries, err := r.Job.ReadGauges(t.Context(), 3)
+		if err != nil || len(tries) != 3*len(specs) {
+			t.Fatalf("%v, %v", tries, err)
+		}
+		return tries[int(tensor)*len(specs):][:len(specs)]
+	}
+	check := func(what string, got []aggregate.TensorGauge, most int) {
+		for i, s := range specs {
+			var want aggregate.TensorGauge
+			buffer := make([]byte, codedBytes)
+			if n := s.Encode(buffer, decoded, nil, 1, codec.Key{}); s.Bytes(codedElems) < most {
+				h := codec.HeaderOf(buffer[:n])
+				want = aggregate.TensorGauge{Codec: s.ID, Elems: codedElems, Energy: float64(h.Energy), Lost: float64(h.Lost)}
+			}
+			if i == 0 && most == codedBytes {
+				want = aggregate.TensorGauge{Elems: codedElems, Energy: got[0].Energy}
+				if e := float64(codec.HeaderOf(p).Energy); math.Abs(got[0].Energy-e) > 0.01*e {
+					t.Errorf("%s: the energy is %v, want %v", what, got[0].Energy, e)
+				}
+			}
+			if got[i] != want {
+				t.Errorf("%s, %v: %+v, want %+v", what, s, got[i], want)
+			}
+		}
+	}
+	check("the first gradient of rank 0", tries(0, p, raw), len(p))
+	check("the second of rank 1", tries(0, p, raw), codedBytes)
+	check("others", tries(0, p, raw), 0)
+	check("a gradient that tells too little", tries(1, payload(t, "sign", codedElems), raw), 0)
 }
 
 // Each worker chooses its own codec, whatever the job's is.

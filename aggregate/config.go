@@ -65,8 +65,9 @@ type (
 	Counters = lane.Counters
 	// WorkerCounters holds the counters of one worker.
 	WorkerCounters = shard.WorkerCounters
-	// WorkerGauge holds the measurements of a worker by which a controller chooses codecs.
+	// WorkerGauge and TensorGauge hold the measurements by which a controller chooses codecs.
 	WorkerGauge = shard.WorkerGauge
+	TensorGauge = shard.TensorGauge
 	// Coding counts payloads of one direction, and what codecs make of them.
 	Coding = store.Coding
 	// RackCounters holds a job's counters for another rack.
@@ -141,6 +142,8 @@ type JobConfig struct {
 	// Compress holds the codecs of the workers' gradients, and of the answers in modes eager and aggregate. With any of them, workers
 	// may send gradients in every codec.
 	Compress codec.Pair
+	// Candidates are the codecs from which a controller chooses those of the gradients. [Job.ReadGauges] returns their losses.
+	Candidates []codec.Spec
 	// Place is the place of the job's rack among other racks. If nil, the rack is alone.
 	Place *Place
 	// Part is this engine's part of the job.
@@ -279,7 +282,7 @@ func (c *JobConfig) checkOuter() error {
 func (c *JobConfig) storeConfig() store.Config {
 	s := store.Config{
 		Rule: c.Rule, Hyper: c.Hyper, States: c.Rule.States(c.Hyper), Scale: 1, Core: chunk.F32,
-		Direct: c.Mode != Aggregate && c.Mode != Stream, Codecs: c.Compress,
+		Direct: c.Mode != Aggregate && c.Mode != Stream, Codecs: c.Compress, Candidates: c.Candidates,
 	}
 	if c.Mode == Aggregate && (c.Hyper.Scale != 1 || c.Hyper.Clip > 0) {
 		scalars := optim.Derive(optim.Sum, c.Hyper, 1)

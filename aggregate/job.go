@@ -133,7 +133,7 @@ func (j *Job) openShard(l *Lane, scratch *shard.Scratch) (*shard.Shard, error) {
 	c := &j.config
 	buffers := int64(store.NumBuffers)
 	switch {
-	case j.Gate != nil && j.Gate.Sets():
+	case j.Gate != nil && j.Gate.Sets(), len(c.Candidates) > 0:
 		buffers += store.ScaledBuffers
 	case c.Compress.Down.ID != codec.Raw:
 		buffers++ // for a result before it is encoded
@@ -266,19 +266,19 @@ func (j *Job) WorkerCounters() []WorkerCounters {
 	return out
 }
 
-// ReadGauges returns the measurements of each worker since the last call, by rank, about so many tensors. A controller chooses the
-// job's codecs by them.
-func (j *Job) ReadGauges(ctx context.Context, tensors int) ([]WorkerGauge, error) {
-	out := make([]WorkerGauge, j.shared.Workers)
-	for rank := range out {
-		out[rank].Tensors = make([]shard.TensorGauge, tensors)
+// ReadGauges returns the measurements since the last call, about so many tensors: of each worker, by rank, and what each candidate
+// would lose of gradients, by tensor and candidate. A controller chooses the job's codecs by them.
+func (j *Job) ReadGauges(ctx context.Context, tensors int) (workers []WorkerGauge, tries []TensorGauge, err error) {
+	workers, tries = make([]WorkerGauge, j.shared.Workers), make([]TensorGauge, tensors*len(j.config.Candidates))
+	for rank := range workers {
+		workers[rank].Tensors = make([]TensorGauge, tensors)
 	}
 	for _, s := range j.shards {
-		if err := s.Flow.Do(ctx, func() error { s.ReadGauges(out); return nil }); err != nil {
-			return nil, err
+		if err := s.Flow.Do(ctx, func() error { s.ReadGauges(workers, tries); return nil }); err != nil {
+			return nil, nil, err
 		}
 	}
-	return out, nil
+	return workers, tries, nil
 }
 
 // Breaks returns a channel of a worker's connections that broke.

@@ -205,6 +205,37 @@ func TestAControllersDecisionsAreAcceptedAndReplayed(t *testing.T) {
 	}
 }
 
+// By what top-k loses of dense values, sign would be better for all tensors.
+func TestASparseTensorsBestCodecIsFoundByTryingIt(t *testing.T) {
+	s, _ := serve(t, service.Options{Cores: 1})
+	w := join(t, s, client.Config{Job: "j", Workers: 1, Compress: "auto:budget=0.05,codecs=int8+int4+sign+topk:1%,answers=none"})[0]
+	if err := w.Register(within(t), tensorsOfAuto[:2]); err != nil {
+		t.Fatal(err)
+	}
+	for step := range 400 {
+		for tensor := range 2 {
+			x := gradientOf(step, 0, tensor)
+			for i := range x {
+				if x[i] *= float32(1 + 1000*tensor); tensor == 1 && i%100 > 0 {
+					x[i] = 0
+				}
+			}
+			h, err := w.PushPull(tensor, client.Bytes(x), client.Bytes(x), 0)
+			if err == nil {
+				err = h.Wait(within(t))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if d := settled(t, s, step+1).Decisions; len(d) > 0 && strings.HasSuffix(d[len(d)-1], ": sign topk:0.01") {
+			t.Log(d)
+			return
+		}
+	}
+	t.Errorf("top-k is not chosen: %q", settled(t, s, 400).Decisions)
+}
+
 func TestABadTextOfAControllerIsRefused(t *testing.T) {
 	s, _ := serve(t, service.Options{Cores: 1})
 	for text, want := range map[string]string{

@@ -3,6 +3,7 @@ package shard
 import (
 	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/aggregate/store"
+	"github.com/rackweave/rackweave/cgo/kernel"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/codec"
 )
@@ -36,6 +37,15 @@ type TensorGauge struct {
 	Energy, Lost float64
 }
 
+func (t *TensorGauge) add(o TensorGauge) {
+	*t = TensorGauge{o.Codec, t.Elems + o.Elems, t.Energy + o.Energy, t.Lost + o.Lost}
+}
+
+const (
+	tryEvery = 100 // steps from one of a worker's gradients that candidates are tried with to the next
+	tryMost  = 0.1 // of a gradient's energy: if its codec has lost more, the losses of others cannot be measured
+)
+
 // fit makes room for the store's tensors.
 func (g *gauge) fit(s *store.Store) {
 	if s.Codecs.Auto != "" {
@@ -45,9 +55,13 @@ func (g *gauge) fit(s *store.Store) {
 }
 
 // arrive measures a gradient. One that was NACKed comes twice, which changes the sums little and steps not at all.
-func (g *gauge) arrive(s *Shard, c *store.Chunk, m *reduce.Message) {
+func (g *gauge) arrive(s *Shard, rank int, c *store.Chunk, m *reduce.Message) {
 	t, gradients, now := &g.Tensors[c.Tensor], &g.gradients[c.Tensor], s.Lane.Stamp
-	*gradients += uint64((m.Epoch - uint8(*gradients)) & chunk.EpochMask)
+	if newer := (m.Epoch - uint8(*gradients)) & chunk.EpochMask; newer > 0 {
+		if *gradients += uint64(newer); (*gradients-1)%tryEvery == uint64(rank)%tryEvery && len(s.Store.Candidates) > 0 {
+			s.try(c, m)
+		}
+	}
 	if *gradients > g.Steps {
 		g.Steps, g.Computed = *gradients, 0
 		if g.answered > 0 {
@@ -66,12 +80,48 @@ func (g *gauge) arrive(s *Shard, c *store.Chunk, m *reduce.Message) {
 	if t.Codec != h.ID {
 		*t = TensorGauge{Codec: h.ID}
 	}
-	t.Elems, t.Energy, t.Lost = t.Elems+uint64(c.Elems), t.Energy+float64(h.Energy), t.Lost+float64(h.Lost)
+	t.add(TensorGauge{h.ID, uint64(c.Elems), float64(h.Energy), float64(h.Lost)})
 }
 
-// ReadGauges adds the workers' measurements to out, by rank, and begins anew, except of tensors for which out has no room. It is
-// called on the lane's goroutine.
-func (s *Shard) ReadGauges(out []WorkerGauge) {
+// try measures what the candidates that are shorter than a gradient's payload would lose of it.
+func (s *Shard) try(c *store.Chunk, m *reduce.Message) {
+	k, values, payload := &s.Scratch.Arithmetic, m.Where.Payload, s.buffers.Addr(store.NumBuffers+1)
+	if m.Where.Form != 0 {
+		if h := codec.HeaderOf(store.Bytes(values, codec.HeaderBytes)); !(h.Lost <= tryMost*h.Energy) {
+			return
+		}
+		from := s.Scratch.sources(1)
+		from.set(0, &m.Where)
+		values = s.buffers.Addr(store.NumBuffers)
+		from.Type = kernel.F32
+		k.SumInto(values, kernel.F32, from.listed(), c.Elems)
+	}
+	for i, by := range s.Store.Candidates {
+		t := &s.tries[int(c.Tensor)*len(s.Store.Candidates)+i]
+		switch {
+		case by.ID == codec.Raw && m.Where.Form == 0:
+			t.add(TensorGauge{by.ID, uint64(c.Elems), kernel.SumSq(k.ISA, values, uint64(c.Elems)), 0})
+		case by.Bytes(int(c.Elems)) < int(m.Bytes):
+			e := s.Store.Encoding(c, by)
+			e.Values, e.Payload = values, payload
+			if e.Run(k.ISA) < s.Store.WireBytes(c) {
+				h := codec.HeaderOf(store.Bytes(payload, codec.HeaderBytes))
+				t.add(TensorGauge{by.ID, uint64(c.Elems), float64(h.Energy), float64(h.Lost)})
+			}
+		}
+	}
+}
+
+// ReadGauges adds the workers' measurements to out, by rank, and those of candidates to tries, by tensor and candidate. It begins
+// anew, except of tensors for which they have no room. It is called on the lane's goroutine.
+func (s *Shard) ReadGauges(out []WorkerGauge, tries []TensorGauge) {
+	n := len(s.Store.Candidates)
+	for i := range s.tries {
+		if at := s.Store.Tensors[i/n].Number*n + i%n; at < len(tries) {
+			tries[at].add(s.tries[i])
+			s.tries[i] = TensorGauge{}
+		}
+	}
 	for rank, k := range s.Workers.links {
 		if k == nil {
 			continue
@@ -86,8 +136,7 @@ func (s *Shard) ReadGauges(out []WorkerGauge) {
 			if t.Elems == 0 || number >= len(o.Tensors) || o.Tensors[number].Elems > 0 && o.Tensors[number].Codec != t.Codec {
 				continue
 			}
-			sum := &o.Tensors[number]
-			*sum = TensorGauge{t.Codec, sum.Elems + t.Elems, sum.Energy + t.Energy, sum.Lost + t.Lost}
+			o.Tensors[number].add(*t)
 			*t = TensorGauge{Codec: t.Codec}
 		}
 	}

@@ -112,6 +112,7 @@ func (m *Migration) tensorOf(a *Arrival) uint32 {
 		return t
 	}
 	st.Tensors = append(st.Tensors, a.tensor)
+	m.s.tries = append(m.s.tries, make([]TensorGauge, len(st.Candidates))...)
 	for _, k := range m.s.Workers.links {
 		if k != nil {
 			k.dst = append(k.dst, destination{})

@@ -69,7 +69,7 @@ func (k *link) readForm(s *Shard, m *reduce.Message) error {
 	m.Where.Form = uint64(form)
 	k.counters.Up.Count(m.Where.Payload, int(m.Bytes), s.Store.WireBytes(c))
 	if k.gauge.Tensors != nil {
-		k.gauge.arrive(s, c, m)
+		k.gauge.arrive(s, k.Rank, c, m)
 	}
 	return nil
 }

@@ -86,8 +86,9 @@ type Shard struct {
 
 	maps    bool // the transport maps the workers' memory, so that results can be written there
 	buffers store.Buffers
-	stream  *stream // in mode stream; otherwise nil
-	trace   *trace  // if nil, no event is kept
+	stream  *stream       // in mode stream; otherwise nil
+	tries   []TensorGauge // what candidates would lose of gradients, by tensor and candidate
+	trace   *trace        // if nil, no event is kept
 
 	target    int64        // count of the barrier for which this lane waits
 	commit    store.Commit // the commit under way
@@ -128,6 +129,7 @@ func (s *Shard) Add(a *store.Addition) {
 		tensors[i] = reduce.Tensor{Name: a.Tensors[i].Name, Direct: s.Store.DirectFor(a.Tensors[i].Wire)}
 	}
 	s.Store.Add(a)
+	s.tries = append(s.tries, make([]TensorGauge, len(a.Tensors)*len(s.Store.Candidates))...)
 	chunks := make([]reduce.Chunk, len(a.Chunks))
 	for i := range a.Chunks {
 		c := &a.Chunks[i]

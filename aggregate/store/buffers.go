@@ -10,7 +10,8 @@ import (
 // cache.
 const NumBuffers = 32
 
-// ScaledBuffers is the number of further buffers that hold a scaled gradient in f32, whatever the wire's type.
+// ScaledBuffers is the number of further buffers that hold a scaled gradient in f32, whatever the wire's type, or a gradient and
+// what a candidate makes of it.
 const ScaledBuffers = 2
 
 // NoBuffer stands for no buffer.

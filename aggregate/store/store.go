@@ -110,6 +110,8 @@ type Config struct {
 	CodesCore bool
 	// Codecs are those of the gradients and the answers.
 	Codecs codec.Pair
+	// Candidates are the codecs from which a controller chooses those of the gradients.
+	Candidates []codec.Spec
 	// Direct reports that answers lie in the parameters where the wire carries f32. A worker then pushes a chunk again only after it
 	// has the answer.
 	Direct bool

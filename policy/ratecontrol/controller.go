@@ -31,7 +31,7 @@ const (
 	Acked
 	// Measured reports Samples from the headers of Rank's chunks of a step, at most one per group. Raw chunks have none.
 	Measured
-	// Probed reports Samples of chunks that were encoded with each candidate, and for [Raw] their energy.
+	// Probed reports Samples of chunks that were encoded with candidates which they did not travel in, and for [Raw] their energy.
 	Probed
 	// Accept announces that Rank will use Version from its step on, which it has not begun.
 	Accept
@@ -61,8 +61,6 @@ const (
 	Confirm
 	// Withdraw tells that not all ranks have accepted Decision in time. Ranks that have go back to the last that was confirmed.
 	Withdraw
-	// Probe asks Rank to encode one chunk of each group with each candidate: of a group's chunks, Chunk modulo their number.
-	Probe
 )
 
 // Decision is a choice of codecs for all groups, from a step on.
@@ -81,8 +79,6 @@ type Decision struct {
 type Act struct {
 	Kind     ActKind
 	Decision Decision
-	Rank     int
-	Chunk    int
 }
 
 const (
@@ -91,7 +87,6 @@ const (
 	longer  = 16   // times dwell, at most, after changes that did not last
 	better  = 0.95 // of the distortion: a solution must reach it to be adopted
 	over    = 1.1  // times the budget: more bytes are brought down
-	probes  = 100  // steps from one probe to the next
 	soonest = 2    // steps from a proposal to its effect, at first
 	latest  = 32 * soonest
 )
@@ -108,7 +103,6 @@ type Controller struct {
 	pending  bool     // the proposal is neither confirmed nor withdrawn
 	lead     uint64   // steps from a proposal to its effect; doubled when ranks do not accept in time
 	due      uint64   // the step of the next solution
-	probed   uint64   // the number of probes
 	calm     calm
 	held     []uint8 // that [Controller.Hold] named
 	worth    []float64
@@ -232,11 +226,6 @@ func (n *Controller) step(now uint64, to []Act) []Act {
 			to = n.propose(now, Decision{Codecs: n.held, Bytes: n.table.length(n.held), Budget: n.table.raw}, to)
 		}
 		return to
-	}
-	if now >= n.probed*probes {
-		live := slices.IndexFunc(n.links, func(l link) bool { return l.live })
-		to = append(to, Act{Kind: Probe, Rank: max(live, 0), Chunk: int(n.probed)})
-		n.probed = now/probes + 1
 	}
 	budget := n.budget()
 	if math.IsInf(budget, 1) {

@@ -22,8 +22,6 @@ type play struct {
 func (p *play) text(a Act) string {
 	now := p.n.begun - 1
 	switch a.Kind {
-	case Probe:
-		return fmt.Sprintf("step %d: probe chunk %d at rank %d", now, a.Chunk, a.Rank)
 	case Withdraw:
 		return fmt.Sprintf("step %d: withdraw %d", now, a.Decision.Version)
 	case Confirm:

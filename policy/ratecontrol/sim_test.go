@@ -151,6 +151,13 @@ func (s simulation) controlled(t *testing.T) (o outcome) {
 	for g := range groups {
 		total += density[g] * float64(groups[g].Elems)
 	}
+	probe := Event{Kind: Probed}
+	for g := range groups {
+		for c, lost := range losses {
+			e := density[g] * 512
+			probe.Samples = append(probe.Samples, Sample{g, uint8(c), 512, e, e * lost})
+		}
+	}
 	var acts []Act
 	using, next := n.Current(), n.Current()
 	for step := range uint64(s.steps) {
@@ -158,6 +165,9 @@ func (s simulation) controlled(t *testing.T) (o outcome) {
 		for r := range simRanks {
 			computed := s.compute - links[r].at(o.seconds).delay
 			events = append(events, Event{Kind: Begin, Rank: r, Step: step, Elapsed: time.Duration(computed * 1e9)})
+			if r == 0 && step%100 == 0 {
+				events = append(events, probe)
+			}
 		}
 		if step >= next.Step {
 			using = next
@@ -184,15 +194,6 @@ func (s simulation) controlled(t *testing.T) (o outcome) {
 			events = events[1:]
 			for _, a := range acts {
 				switch a.Kind {
-				case Probe:
-					var samples []Sample
-					for g := range groups {
-						for c := range losses {
-							e := density[g] * 512
-							samples = append(samples, Sample{g, uint8(c), 512, e, e * losses[c]})
-						}
-					}
-					events = append(events, Event{Kind: Probed, Rank: a.Rank, Samples: samples})
 				case Propose:
 					for r := range simRanks {
 						events = append(events, Event{Kind: Accept, Rank: r, Version: a.Decision.Version})

@@ -153,46 +153,57 @@ func (c *codecControl) look() error {
 	c.job.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), gaugeWithin)
 	defer cancel()
-	gauges, err := c.job.Agg.ReadGauges(ctx, tensors)
+	gauges, tries, err := c.job.Agg.ReadGauges(ctx, tensors)
 	if err != nil {
 		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.part()
-	for rank := range gauges {
-		if err := c.take(rank, &gauges[rank]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// part tells the controller of workers that have left or are lost, whose answers it must not await.
-func (c *codecControl) part() {
-	for rank, m := range c.job.Members {
-		if c.control != nil && m.gone() {
-			c.on(ratecontrol.Event{Kind: ratecontrol.Leave, Rank: rank})
-		}
-	}
-}
-
-// take gives the controller what is new of a worker.
-func (c *codecControl) take(rank int, g *aggregate.WorkerGauge) error {
 	if c.control == nil {
-		if g.Steps == 0 {
+		if !slices.ContainsFunc(gauges, func(g aggregate.WorkerGauge) bool { return g.Steps > 0 }) {
 			return nil
 		}
 		if err := c.begin(); err != nil {
 			return err
 		}
 	}
+	c.part()
+	c.tried(tries) // before a step begins, which may be the first decision's
+	for rank := range gauges {
+		c.take(rank, &gauges[rank])
+	}
+	return nil
+}
+
+// tried gives the controller what candidates would lose of gradients, by tensor and candidate.
+func (c *codecControl) tried(tries []aggregate.TensorGauge) {
+	var samples []ratecontrol.Sample
+	for i, x := range tries {
+		if n := len(c.specs); x.Elems > 0 {
+			samples = append(samples, ratecontrol.Sample{Group: i / n, Codec: uint8(i % n), Elems: int(x.Elems), Energy: x.Energy,
+				Lost: x.Lost})
+		}
+	}
+	c.on(ratecontrol.Event{Kind: ratecontrol.Probed, Samples: samples})
+}
+
+// part tells the controller of workers that have left or are lost, whose answers it must not await.
+func (c *codecControl) part() {
+	for rank, m := range c.job.Members {
+		if m.gone() {
+			c.on(ratecontrol.Event{Kind: ratecontrol.Leave, Rank: rank})
+		}
+	}
+}
+
+// take gives the controller what is new of a worker.
+func (c *codecControl) take(rank int, g *aggregate.WorkerGauge) {
 	if f := g.Flow; f.Chunks > 0 {
 		c.on(ratecontrol.Event{Kind: ratecontrol.Acked, Rank: rank, Bytes: f.Bytes, Chunks: int(f.Chunks),
 			Elapsed: time.Duration(f.NS)})
 	}
 	if g.Steps == c.steps[rank] {
-		return nil
+		return
 	}
 	var samples []ratecontrol.Sample
 	current := c.control.Current().Codecs
@@ -204,7 +215,6 @@ func (c *codecControl) take(rank int, g *aggregate.WorkerGauge) error {
 	c.on(ratecontrol.Event{Kind: ratecontrol.Measured, Rank: rank, Samples: samples})
 	c.on(ratecontrol.Event{Kind: ratecontrol.Begin, Rank: rank, Step: g.Steps - 1, Elapsed: time.Duration(g.Computed)})
 	c.steps[rank] = g.Steps
-	return nil
 }
 
 // on gives the controller an event, and does what follows.

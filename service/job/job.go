@@ -226,9 +226,11 @@ func (j *Job) begin(call, wait context.Context, last *Member) (err error) {
 }
 
 func (j *Job) config() aggregate.JobConfig {
+	_, candidates, _ := j.Spec.candidates() // without a controller none
 	return aggregate.JobConfig{
 		Name: j.Name, Workers: j.Spec.Workers, Mode: j.Spec.Mode, Rule: j.Spec.Rule, Hyper: j.Spec.Hyper, ChunkBytes: j.Spec.ChunkBytes,
-		Policy: j.Spec.Policy, Outer: j.Spec.Outer, Compress: j.Spec.Compress, Weight: j.Policy.Weight, Place: j.Above,
+		Policy: j.Spec.Policy, Outer: j.Spec.Outer, Compress: j.Spec.Compress, Candidates: candidates,
+		Weight: j.Policy.Weight, Place: j.Above,
 		Lost: func(rank int, why error) { j.Members[rank].lost(why.Error()) },
 		Part: aggregate.Part{Number: j.Spec.Part, Of: j.Spec.Parts, RackWorkers: j.Racks, Pods: j.Pods},
 	}

@@ -27,7 +27,8 @@ type scheme struct {
 const (
 	noFeedback = "without feedback"
 	atRandom   = "at random"
-	mostLocal  = 4 // steps, where they follow the drift
+	mostLocal  = 4   // steps, where they follow the drift
+	probeEvery = 100 // rounds
 )
 
 // parseScheme parses CODEC[/ANSWERS] or a controller's spec, a space, and raw=STEPS, every=STEPS or drift=D, before words in the
@@ -77,13 +78,8 @@ func (r *codedRun) control() error {
 // tell hands an event to the controller. All workers accept what it proposes at once.
 func (r *codedRun) tell(e ratecontrol.Event) {
 	for _, a := range r.controller.On(e, nil) {
-		switch a.Kind {
-		case ratecontrol.Propose:
-			for rank := range codedWorkers {
-				r.controller.On(ratecontrol.Event{Kind: ratecontrol.Accept, Rank: rank, Version: a.Decision.Version}, nil)
-			}
-		case ratecontrol.Probe:
-			r.probe(a.Rank)
+		for rank := 0; a.Kind == ratecontrol.Propose && rank < codedWorkers; rank++ {
+			r.controller.On(ratecontrol.Event{Kind: ratecontrol.Accept, Rank: rank, Version: a.Decision.Version}, nil)
 		}
 	}
 }
@@ -92,6 +88,9 @@ func (r *codedRun) tell(e ratecontrol.Event) {
 func (r *codedRun) begin() {
 	for rank := range codedWorkers {
 		r.tell(ratecontrol.Event{Kind: ratecontrol.Begin, Rank: rank, Step: uint64(r.round)})
+	}
+	if r.round%probeEvery == 0 {
+		r.probe()
 	}
 	if d := r.controller.Current(); d.Step <= uint64(r.round) {
 		r.use(d.Codecs)
@@ -125,7 +124,7 @@ func sample(group int, number uint8, x []float32, p []byte) ratecontrol.Sample {
 }
 
 // probe encodes the gradient at hand in each candidate, for the controller.
-func (r *codedRun) probe(rank int) {
+func (r *codedRun) probe() {
 	var samples []ratecontrol.Sample
 	buffer := make([]byte, 4*r.payload)
 	for first := 0; first < len(r.g); first += r.payload {
@@ -135,7 +134,7 @@ func (r *codedRun) probe(rank int) {
 			samples = append(samples, sample(first/r.payload, uint8(number), x, p))
 		}
 	}
-	r.tell(ratecontrol.Event{Kind: ratecontrol.Probed, Rank: rank, Samples: samples})
+	r.tell(ratecontrol.Event{Kind: ratecontrol.Probed, Samples: samples})
 }
 
 // walk makes a worker's local steps, and sets g to how far they come. It returns their length, relative to that of the parameters.
