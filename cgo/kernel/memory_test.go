@@ -36,6 +36,7 @@ type workload struct {
 	w, m, s uint64 // s is where two passes keep the sum between them
 	n       uint64
 	scalar  optim.Scalars
+	still   bool // each chunk is the first one
 }
 
 func newWorkload(t testing.TB, sources int, arrayBytes uint64) *workload {
@@ -70,7 +71,11 @@ func (wl *workload) eachChunk(s stretch, threads int, do func(at uint64, r *room
 	split(threads, (s.to-s.from)/chunkElems, func(from, to uint64) {
 		var r room
 		for c := from; c < to; c++ {
-			do((s.from+c*chunkElems)*4, &r)
+			at := (s.from + c*chunkElems) * 4
+			if wl.still {
+				at = 0
+			}
+			do(at, &r)
 		}
 	})
 }
