@@ -3,6 +3,8 @@
  * this file after body.h.
  */
 #define PARTS (RWK_CODED / WIDTH)
+#define TOGETHER (WIDTH == 1 ? RWK_CODED : 4) /* vectors of a group that are encoded at once, in as many registers as AVX2 has */
+#define STEP (TOGETHER * WIDTH)
 
 #if WIDTH == 1
 typedef int32_t vn; /* a vector of integers */
@@ -43,71 +45,58 @@ FN vn magnitude(vf x)
 	return NUMBERS(x) & INT32_MAX;
 }
 
-/* Computes what a codec gets: the values with the residual, or less the reference. */
-FN void inputs(vf x[PARTS], const struct rwk_encoding *e, uint64_t i)
+/* Returns what a codec gets: a value with the residual, or less the reference. */
+FN vf input(const float *values, const float *memory, vf factor, uint64_t i)
 {
-	const float *memory = rwk_at(e->memory, RWK_F32, i);
-	const vf factor = vf_all(e->factor);
-
-	if (e->type == RWK_F32)
-		for (int v = 0; v < PARTS; v++)
-			x[v] = vf_load(rwk_at(e->values, RWK_F32, i + v * WIDTH));
-	else if (e->type == RWK_BF16)
-		for (int v = 0; v < PARTS; v++)
-			x[v] = vf_load_bf16(rwk_at(e->values, RWK_BF16, i + v * WIDTH));
-	else
-		for (int v = 0; v < PARTS; v++)
-			x[v] = vf_load_f16(rwk_at(e->values, RWK_F16, i + v * WIDTH));
-	if (e->memory && e->reference)
-		for (int v = 0; v < PARTS; v++)
-			x[v] = x[v] - vf_load(memory + v * WIDTH);
-	else if (e->memory)
-		for (int v = 0; v < PARTS; v++)
-			x[v] = x[v] + factor * vf_load(memory + v * WIDTH);
+	return vf_load(values + i) + factor * vf_load(memory + i);
 }
 
-LOOP void gather_inputs(const struct rwk_encoding *e, uint64_t from, uint64_t to, float *to_x)
+LOOP void inputs(const struct rwk_part *part, float *x)
 {
-	for (uint64_t i = from; i < to; i += RWK_CODED) {
-		vf x[PARTS];
+	const struct rwk_part p = *part;
 
-		inputs(x, e, i);
-		for (int v = 0; v < PARTS; v++)
-			vf_store(to_x + i - from + v * WIDTH, x[v]);
-	}
+	for (uint64_t i = 0; i < p.n; i += RWK_CODED)
+		for (int v = 0; v < RWK_CODED; v += WIDTH)
+			vf_store(x + i + v, input(p.values, p.memory, vf_all(p.factor), i + v));
 }
 
-FN int32_t bounds_any(const struct rwk_encoding *e, uint64_t from, uint64_t to, float part[RWK_CODED], int mean)
+FN int32_t bounds_as(const struct rwk_part *p, int mean, float sums[RWK_CODED])
 {
-	vn most[2] = {0};
-	vf sum[PARTS];
+	const vf factor = vf_all(p->factor);
+	const float *values = p->values, *memory = p->memory;
+	vn most[TOGETHER] = {0};
 	int32_t lanes[WIDTH], all = 0;
 
-	for (int v = 0; v < PARTS; v++)
-		sum[v] = vf_load(part + v * WIDTH);
-	for (uint64_t i = from; i < to; i += RWK_CODED) {
-		vf x[PARTS];
+	for (uint64_t first = 0; first < RWK_CODED; first += STEP) {
+		vf sum[TOGETHER] = {0};
 
-		inputs(x, e, i);
-		for (int v = 0; v < PARTS; v++) {
-			most[v % 2] = (vn)vi_max((vi)most[v % 2], (vi)magnitude(x[v]));
-			if (mean)
-				sum[v] = sum[v] + FLOATS(magnitude(x[v]));
+		for (uint64_t at = first; at < p->n; at += RWK_CODED) {
+			for (int line = 0; line < STEP / 16; line++) {
+				__builtin_prefetch(values + at + 16 * line + RWK_AHEAD / 4);
+				__builtin_prefetch(memory + at + 16 * line + RWK_AHEAD / 4, 1);
+			}
+			for (int v = 0; v < TOGETHER; v++) {
+				vn x = magnitude(input(values, memory, factor, at + v * WIDTH));
+
+				most[v] = (vn)vi_max((vi)most[v], (vi)x);
+				if (mean)
+					sum[v] = sum[v] + FLOATS(x);
+			}
 		}
+		for (int v = 0; v < TOGETHER; v++)
+			vf_store(sums + first + v * WIDTH, sum[v]);
 	}
-	vn both = (vn)vi_max((vi)most[0], (vi)most[1]);
-
-	memcpy(lanes, &both, sizeof lanes);
+	for (int v = 1; v < TOGETHER; v++)
+		most[0] = (vn)vi_max((vi)most[0], (vi)most[v]);
+	memcpy(lanes, &most[0], sizeof lanes);
 	for (int j = 0; j < WIDTH; j++)
 		all = lanes[j] > all ? lanes[j] : all;
-	for (int v = 0; v < PARTS; v++)
-		vf_store(part + v * WIDTH, sum[v]);
 	return all;
 }
 
-LOOP int32_t bounds(const struct rwk_encoding *e, uint64_t from, uint64_t to, float part[RWK_CODED])
+LOOP int32_t bounds(const struct rwk_part *p, int mean, float sums[RWK_CODED])
 {
-	return e->codec == RWK_CODEC_SIGN ? bounds_any(e, from, to, part, 1) : bounds_any(e, from, to, part, 0);
+	return mean ? bounds_as(p, 1, sums) : bounds_as(p, 0, sums);
 }
 
 /* The counters of Philox4x32-10, a 32-bit word of each in a lane of 64 bits, above which anything may lie. */
@@ -167,31 +156,31 @@ LOOP void uniforms(const struct rwk_encoding *e, uint64_t counter, int counters,
 	}
 }
 
-/* A float of 8 bits, of so many for the mantissa. */
+/* A float of 8 bits: the length of its mantissa, and the exponent of its smallest normal number, as an f32 has it. */
 struct minifloat {
-	int mantissa, bias;
-	float subnormal; /* adding it rounds to a multiple of the smallest magnitude */
+	int mantissa, least;
 };
 
 FN struct minifloat minifloat_of(int codec)
 {
-	return codec == RWK_CODEC_FP8_E4M3 ? (struct minifloat){3, 7, 0x1p14f} : (struct minifloat){2, 15, 0x1p7f};
+	return codec == RWK_CODEC_FP8_E4M3 ? (struct minifloat){3, 121} : (struct minifloat){2, 113};
 }
 
-FN vn minifloat_code(const struct minifloat f, vf y)
+/* Returns the code of y, and its level. A number 1.5 * 2^23 times the last place rounds to that. */
+FN vn minifloat_code(const struct minifloat f, vf y, vf *level)
 {
 	const int drop = 23 - f.mantissa;
-	const int32_t rebias = (127 - f.bias) << 23;
-	vn a = magnitude(y), b = a - rebias;
-	vn small = NUMBERS(FLOATS(a) + f.subnormal) - NUMBERS(vf_all(f.subnormal));
-	vn normal = (b + ((1 << (drop - 1)) - 1) + ((b >> drop) & 1)) >> drop;
+	vn exponent = (vn)vi_max((vi)(NUMBERS(y) & 0x7f800000), (vi)vn_all(f.least << 23));
+	vn round = exponent + (drop << 23 | 1 << 22);
+	vf sum = FLOATS(magnitude(y)) + FLOATS(round);
 
-	return (NUMBERS(y) >> 24 & 0x80) | vn_pick(MASK(a < rebias + (1 << 23)), small, normal);
+	*level = FLOATS(NUMBERS(sum - FLOATS(round)) | (NUMBERS(y) & INT32_MIN));
+	return (NUMBERS(sum) - round + (exponent >> drop) - (f.least << f.mantissa)) | (NUMBERS(y) >> 24 & ~0x7f);
 }
 
 FN vf minifloat_level(const struct minifloat f, vn code)
 {
-	vf a = FLOATS((code & 0x7f) << (23 - f.mantissa)) * FLOATS(vn_all((254 - f.bias) << 23));
+	vf a = FLOATS((code & 0x7f) << (23 - f.mantissa)) * FLOATS(vn_all((f.least + 126) << 23));
 
 	return FLOATS(NUMBERS(a) | (-(code >> 7 & 1) & INT32_MIN));
 }
@@ -203,155 +192,131 @@ FN uint64_t signs_of(vn x)
 }
 
 #ifndef PACKS
-/* Packs the codes of a group that lie in a byte each. */
-FN void pack(uint8_t *codes, const uint8_t bytes[RWK_CODED], int bits)
+/* Stores the lowest bits of the lanes of vectors, 2, 4 or 8 of each, side by side. */
+FN void vi_pack(uint8_t *to, const vi x[TOGETHER], int bits)
 {
 	const int each = 8 / bits;
+	uint8_t bytes[STEP];
 
-	for (int j = 0; j < RWK_CODED / each; j++) {
+	for (int v = 0; v < TOGETHER; v++)
+		vi_bytes(bytes + v * WIDTH, x[v]);
+	for (int j = 0; j < STEP / each; j++) {
 		uint32_t all = 0;
 
 		for (int l = 0; l < each; l++)
 			all |= (bytes[each * j + l] & ((1U << bits) - 1)) << (l * bits);
-		codes[j] = (uint8_t)all;
+		to[j] = (uint8_t)all;
 	}
 }
 #endif
-
-/* Counts x and what is lost of it. The residual becomes that; the reference gains what is sent. */
-FN void settle(const vf x[PARTS], const vf sent[PARTS], const struct rwk_encoding *e, uint64_t i, vf energy[PARTS], vf lost[PARTS])
-{
-	float *memory = rwk_at(e->memory, RWK_F32, i);
-	vf left[PARTS];
-
-	for (int v = 0; v < PARTS; v++) {
-		left[v] = x[v] - sent[v];
-		energy[v] = energy[v] + x[v] * x[v];
-		lost[v] = lost[v] + left[v] * left[v];
-	}
-	if (e->memory && e->reference)
-		for (int v = 0; v < PARTS; v++)
-			vf_store(memory + v * WIDTH, vf_load(memory + v * WIDTH) + sent[v]);
-	else if (e->memory)
-		for (int v = 0; v < PARTS; v++)
-			vf_store(memory + v * WIDTH, left[v]);
-}
 
 /* Codes the groups [from, to) of a block. */
-FN void code_groups(int codec, int stochastic, const struct rwk_encoding *e, uint64_t from, uint64_t to, struct rwk_block *b)
+FN void code_block(int codec, int stochastic, struct rwk_part *p, float of, uint64_t from, uint64_t to)
 {
-	const uint32_t inverse_bits = bits_of(b->scale);
-	const vf scale = vf_all(b->scale), inverse = vf_all(inverse_bits ? float_of((254U << 23) - inverse_bits) : 0);
-	const vf integer = vf_all(0x1.8p23f), top = vf_all(codec == RWK_CODEC_INT4 ? 7 : 127), zero = vf_all(0);
-	const struct minifloat f = minifloat_of(codec);
-	const int bits = rwk_codec_bits(codec);
-	vf energy[PARTS], lost[PARTS];
-	uint8_t *codes = b->codes;
-	const float *u = b->uniforms;
+	const int bits = rwk_codec_bits(codec), reference = p->reference;
+	const uint32_t scale_bits = bits_of(of);
+	const vf scale = vf_all(of), less = vf_all(-of), factor = vf_all(p->factor), zero = vf_all(0);
+	const vf inverse = vf_all(scale_bits ? float_of((254U << 23) - scale_bits) : 0);
+	const vf integer = vf_all(0x1.8p23f), top = vf_all(codec == RWK_CODEC_INT4 ? 7 : 127);
+	const vn one = NUMBERS(vf_all(scale_bits != 0)), sign = vn_all(scale_bits ? INT32_MIN : 0); /* 0 * -1 would be -0 */
+	const float *values = p->values, *uniforms = p->uniforms;
+	float *memory = p->memory;
+	uint8_t *to_codes = p->codes;
 
-	for (int v = 0; v < PARTS; v++) {
-		energy[v] = vf_load(b->energy + v * WIDTH);
-		lost[v] = vf_load(b->lost + v * WIDTH);
-	}
-	for (uint64_t i = from; i < to; i += RWK_CODED, codes += bits * RWK_CODED / 8, u += RWK_CODED) {
-#ifndef PACKS
-		uint8_t bytes[RWK_CODED];
-#endif
-		uint64_t signs = 0;
-		vf x[PARTS], sent[PARTS];
+	for (uint64_t first = 0; first < RWK_CODED; first += STEP) {
+		vf energy[TOGETHER], lost[TOGETHER];
 
-		inputs(x, e, i);
-		for (int v = 0; v < PARTS; v++) {
-			vf y = x[v] * inverse;
-			vn code = {0}, is;
-
-			switch (codec) {
-			case RWK_CODEC_INT8:
-			case RWK_CODEC_INT4:
-				if (stochastic)
-					y = y + vf_load(u + v * WIDTH);
-				code = NUMBERS(y + integer);
-				sent[v] = (y + integer) - integer;
-				if (stochastic) { /* the floor, of what was rounded */
-					is = MASK(sent[v] > y);
-					sent[v] = sent[v] - FLOATS(is & NUMBERS(vf_all(1)));
-					is = MASK(sent[v] > top);
-					sent[v] = FLOATS(vn_pick(is, NUMBERS(top), NUMBERS(sent[v])));
-					code = NUMBERS(sent[v] + integer);
-				}
-				sent[v] = sent[v] * scale;
-				break;
-			case RWK_CODEC_FP8_E4M3:
-			case RWK_CODEC_FP8_E5M2:
-				code = minifloat_code(f, y);
-				sent[v] = zero + minifloat_level(f, code) * scale;
-				break;
-			case RWK_CODEC_SIGN:
-				signs |= signs_of(NUMBERS(x[v])) << (v * WIDTH);
-				sent[v] = zero + FLOATS(NUMBERS(scale) | (NUMBERS(x[v]) & INT32_MIN));
-				break;
-			case RWK_CODEC_2BIT:
-			case RWK_CODEC_TERNARY:
-				if (codec == RWK_CODEC_2BIT)
-					is = MASK(magnitude(x[v]) >= NUMBERS(scale));
-				else
-					is = MASK(magnitude(vf_load(u + v * WIDTH) * scale) < magnitude(x[v]));
-				code = is & (1 | (NUMBERS(x[v]) >> 30 & 2));
-				sent[v] = zero + FLOATS(is & (NUMBERS(scale) | (NUMBERS(x[v]) & INT32_MIN)));
-				break;
-			}
-#ifdef PACKS
-			if (bits > 1)
-				vi_pack(codes + v * WIDTH * bits / 8, (vi)code, bits);
-#else
-			if (bits > 1)
-				vi_bytes(bytes + v * WIDTH, (vi)code);
-#endif
+		for (int v = 0; v < TOGETHER; v++) {
+			energy[v] = vf_load(p->energy + first + v * WIDTH);
+			lost[v] = vf_load(p->lost + first + v * WIDTH);
 		}
-#ifndef PACKS
-		if (bits > 1)
-			pack(codes, bytes, bits);
-#endif
-		if (bits == 1)
-			memcpy(codes, &signs, sizeof signs);
-		settle(x, sent, e, i, energy, lost);
-	}
-	for (int v = 0; v < PARTS; v++) {
-		vf_store(b->energy + v * WIDTH, energy[v]);
-		vf_store(b->lost + v * WIDTH, lost[v]);
+		for (uint64_t at = from + first; at < to; at += RWK_CODED) {
+			uint64_t signs = 0;
+			vi codes[TOGETHER];
+
+			__builtin_prefetch(to_codes + at * bits / 8 + RWK_AHEAD / 4, 1);
+			for (int v = 0; v < TOGETHER; v++) {
+				uint64_t i = at + v * WIDTH;
+				vf x = input(values, memory, factor, i), y, level = zero, left;
+				vn code = {0}, is;
+
+				switch (codec) {
+				case RWK_CODEC_INT8:
+				case RWK_CODEC_INT4:
+					if (stochastic) {
+						level = vf_clip(vf_floor(vf_add_product(vf_load(uniforms + i), x, inverse)), top);
+						code = CONVERT(level, vn);
+					} else {
+						y = vf_add_product(integer, x, inverse);
+						level = y - integer;
+						code = NUMBERS(y) - NUMBERS(integer);
+					}
+					break;
+				case RWK_CODEC_FP8_E4M3:
+				case RWK_CODEC_FP8_E5M2:
+					code = minifloat_code(minifloat_of(codec), x * inverse, &level);
+					level = zero + level;
+					break;
+				case RWK_CODEC_SIGN:
+					signs |= signs_of(NUMBERS(x)) << (v * WIDTH);
+					level = FLOATS(one | (NUMBERS(x) & sign));
+					break;
+				case RWK_CODEC_2BIT:
+				case RWK_CODEC_TERNARY:
+					if (codec == RWK_CODEC_2BIT)
+						is = MASK(magnitude(x) >= NUMBERS(scale));
+					else
+						is = MASK(magnitude(vf_load(uniforms + i) * scale) < magnitude(x));
+					code = is & (1 | (NUMBERS(x) >> 30 & 2));
+					level = FLOATS(is & (one | (NUMBERS(x) & sign)));
+					break;
+				case RWK_CODEC_TOPK:
+					level = vf_load(uniforms + i);
+					break;
+				}
+				codes[v] = (vi)code;
+				left = vf_add_product(x, level, less);
+				energy[v] = energy[v] + x * x;
+				lost[v] = lost[v] + left * left;
+				if (reference)
+					left = vf_add_product(vf_load(memory + i), level, scale);
+				vf_store(memory + i, left);
+			}
+			if (bits == 1)
+				memcpy(to_codes + at / 8, &signs, STEP / 8);
+			else if (bits)
+				vi_pack(to_codes + at * bits / 8, codes, bits);
+		}
+		for (int v = 0; v < TOGETHER; v++) {
+			vf_store(p->energy + first + v * WIDTH, energy[v]);
+			vf_store(p->lost + first + v * WIDTH, lost[v]);
+		}
 	}
 }
 
-LOOP void code(const struct rwk_encoding *e, uint64_t from, uint64_t to, struct rwk_block *b)
+FN void code_as(int codec, int stochastic, struct rwk_part *p, uint64_t from, uint64_t to)
 {
-	switch (e->codec) {
-	case RWK_CODEC_INT8:
-		if (e->stochastic)
-			code_groups(RWK_CODEC_INT8, 1, e, from, to, b);
-		else
-			code_groups(RWK_CODEC_INT8, 0, e, from, to, b);
+	for (uint64_t end; from < to; from = end) {
+		const uint64_t block = from / RWK_CODEC_BLOCK;
+		float scale;
+
+		memcpy(&scale, p->scales + block * sizeof scale, sizeof scale);
+		end = (block + 1) * RWK_CODEC_BLOCK < to ? (block + 1) * RWK_CODEC_BLOCK : to;
+		code_block(codec, stochastic, p, scale, from, end);
+	}
+}
+
+LOOP void code(int codec, int stochastic, struct rwk_part *p, uint64_t from, uint64_t to)
+{
+	switch (codec) {
+#define CODE(name, ...)                                                                                                            \
+	case RWK_CODEC_##name:                                                                                                     \
+		if (stochastic && RWK_CODEC_##name <= RWK_CODEC_INT4)                                                              \
+			code_as(RWK_CODEC_##name, 1, p, from, to);                                                                 \
+		else                                                                                                               \
+			code_as(RWK_CODEC_##name, 0, p, from, to);                                                                 \
 		break;
-	case RWK_CODEC_INT4:
-		if (e->stochastic)
-			code_groups(RWK_CODEC_INT4, 1, e, from, to, b);
-		else
-			code_groups(RWK_CODEC_INT4, 0, e, from, to, b);
-		break;
-	case RWK_CODEC_SIGN:
-		code_groups(RWK_CODEC_SIGN, 0, e, from, to, b);
-		break;
-	case RWK_CODEC_2BIT:
-		code_groups(RWK_CODEC_2BIT, 0, e, from, to, b);
-		break;
-	case RWK_CODEC_TERNARY:
-		code_groups(RWK_CODEC_TERNARY, 0, e, from, to, b);
-		break;
-	case RWK_CODEC_FP8_E4M3:
-		code_groups(RWK_CODEC_FP8_E4M3, 0, e, from, to, b);
-		break;
-	case RWK_CODEC_FP8_E5M2:
-		code_groups(RWK_CODEC_FP8_E5M2, 0, e, from, to, b);
-		break;
+		RWK_EACH_CODEC(CODE)
 	}
 }
 
@@ -365,31 +330,6 @@ LOOP void between(const float *x, uint64_t groups, int32_t least, int32_t most, 
 
 			are[i] |= signs_of(MASK(bits >= least) & MASK(bits <= most)) << (v * WIDTH);
 		}
-	}
-}
-
-/* Ends groups of top-k, whose values to send are known. */
-LOOP void settle_groups(const struct rwk_encoding *e, uint64_t from, uint64_t to, const float *x, const float *sent,
-			struct rwk_block *b)
-{
-	vf energy[PARTS], lost[PARTS];
-
-	for (int v = 0; v < PARTS; v++) {
-		energy[v] = vf_load(b->energy + v * WIDTH);
-		lost[v] = vf_load(b->lost + v * WIDTH);
-	}
-	for (uint64_t i = from; i < to; i += RWK_CODED, x += RWK_CODED, sent += RWK_CODED) {
-		vf from_x[PARTS], from_sent[PARTS];
-
-		for (int v = 0; v < PARTS; v++) {
-			from_x[v] = vf_load(x + v * WIDTH);
-			from_sent[v] = vf_load(sent + v * WIDTH);
-		}
-		settle(from_x, from_sent, e, i, energy, lost);
-	}
-	for (int v = 0; v < PARTS; v++) {
-		vf_store(b->energy + v * WIDTH, energy[v]);
-		vf_store(b->lost + v * WIDTH, lost[v]);
 	}
 }
 
@@ -535,6 +475,5 @@ LOOP void fold(int codec, float *x, const struct rwk_codes *in, uint32_t count, 
 
 #define RWK_CODERS                                                                                                                 \
 	{                                                                                                                          \
-		.fold = fold, .inputs = gather_inputs, .bounds = bounds, .uniforms = uniforms, .code = code, .between = between,   \
-		.settle = settle_groups                                                                                            \
+		.fold = fold, .inputs = inputs, .bounds = bounds, .uniforms = uniforms, .code = code, .between = between           \
 	}

@@ -1,4 +1,4 @@
-/* Encodes chunks: whole groups where they lie, the last elements in copies that zeros make a group. */
+/* Encodes chunks block by part. */
 #include "ops.h"
 
 #include <math.h>
@@ -7,17 +7,15 @@ enum { GROUPS = RWK_CODEC_BLOCK / RWK_CODED };
 
 #define LEAST_UNBOUNDED 0x7e800000 /* the bits of 2^126: a chunk with a magnitude from here on travels raw */
 
-/* A chunk's encoding. last are its last elements, if they are not a whole group, with zeros behind them. */
 struct encoder {
 	const struct rwk_coders *ops;
 	const struct rwk_encoding *chunk;
-	struct rwk_encoding last;
-	uint64_t groups; /* elements before the last */
+	int isa, bitmap;
 	uint8_t *payload;
 	uint64_t kept, bytes;
-	int bitmap;
-	_Alignas(RWK_LINE) char values[RWK_CODED * sizeof(float)];
-	float memory[RWK_CODED];
+	struct rwk_part part;
+	float values[RWK_CODEC_BLOCK], memory[RWK_CODEC_BLOCK]; /* copies of a block */
+	uint8_t codes[RWK_CODEC_BLOCK];
 };
 
 /* Finds how many elements top-k keeps, and the payload's length. */
@@ -26,6 +24,7 @@ static void measure(struct encoder *s)
 	const struct rwk_encoding *e = s->chunk;
 	uint64_t n = e->n, raw = n * sizeof(float), bytes = raw;
 
+	s->bitmap = 0;
 	if (e->codec == RWK_CODEC_TOPK) {
 		double k = round(e->param * (double)n);
 
@@ -38,28 +37,54 @@ static void measure(struct encoder *s)
 	s->bytes = bytes < raw ? bytes : raw;
 }
 
-static void copy_last(struct encoder *s)
+static float *memory_at(const struct encoder *s, uint64_t i)
 {
-	const struct rwk_encoding *e = s->chunk;
-	uint64_t rest = e->n - s->groups;
-
-	s->last = *e;
-	s->last.values = (uintptr_t)s->values;
-	memset(s->values, 0, sizeof s->values);
-	memcpy(s->values, rwk_at(e->values, e->type, s->groups), rest * rwk_size(e->type));
-	if (e->memory) {
-		s->last.memory = (uintptr_t)s->memory;
-		memset(s->memory, 0, sizeof s->memory);
-		memcpy(s->memory, rwk_at(e->memory, RWK_F32, s->groups), rest * sizeof(float));
-	}
+	return rwk_at(s->chunk->memory, RWK_F32, i);
 }
 
-static float float_at(const uint8_t *p)
+/*
+ * Takes blocks from an element on, at least one and at most so many elements. Values of 16 bits are copied, and so is a last block
+ * that ends in a part of a group, which zeros fill.
+ */
+static struct rwk_part *take(struct encoder *s, uint64_t from, uint64_t most)
 {
-	float x;
+	const struct rwk_encoding *e = s->chunk;
+	struct rwk_part *p = &s->part;
+	uint64_t left = e->n - from, whole = rwk_whole(left < most ? left : most, RWK_CODEC_BLOCK);
+	uint64_t n = left < RWK_CODEC_BLOCK ? left : e->type == RWK_F32 ? whole : RWK_CODEC_BLOCK;
 
-	memcpy(&x, p, sizeof x);
-	return x;
+	p->n = n;
+	p->values = rwk_at(e->values, e->type, from);
+	p->memory = memory_at(s, from);
+	if (e->type != RWK_F32 || n % RWK_CODED) {
+		memset(s->values, 0, sizeof s->values);
+		rwk_convert(s->isa, (uintptr_t)s->values, RWK_F32, (uintptr_t)p->values, e->type, n, 0);
+		p->values = s->values;
+	}
+	if (n % RWK_CODED) {
+		memset(s->memory, 0, sizeof s->memory);
+		p->memory = memcpy(s->memory, p->memory, n * sizeof(float));
+	}
+	return p;
+}
+
+/* Codes what was taken. What is behind its last element counts for nothing. */
+static void code_part(struct encoder *s, uint64_t from, uint8_t *codes)
+{
+	const struct rwk_encoding *e = s->chunk;
+	struct rwk_part *p = &s->part;
+	uint64_t whole = rwk_whole(p->n, RWK_CODED), rest = p->n - whole;
+	float lost[RWK_CODED];
+
+	p->codes = rest ? s->codes : codes;
+	s->ops->code(e->codec, e->stochastic, p, 0, whole);
+	if (rest) {
+		memcpy(lost, p->lost, sizeof lost);
+		s->ops->code(e->codec, e->stochastic, p, whole, whole + RWK_CODED);
+		memcpy(p->lost + rest, lost + rest, sizeof lost - rest * sizeof *lost);
+		memcpy(codes, s->codes, (p->n * rwk_codec_bits(e->codec) + 7) / 8);
+		memcpy(memory_at(s, from), s->memory, p->n * sizeof(float));
+	}
 }
 
 static void put_float(uint8_t *p, float x)
@@ -104,31 +129,7 @@ static float scale_of(const struct rwk_encoding *e, int32_t most, float part[RWK
 	}
 }
 
-/* Finds the scale of each block. Returns 0 if an element is not below 2^126. */
-static int scales(struct encoder *s)
-{
-	const struct rwk_encoding *e = s->chunk;
-
-	for (uint64_t from = 0, to; from < e->n; from = to) {
-		float part[RWK_CODED] = {0};
-
-		to = e->n - from < RWK_CODEC_BLOCK ? e->n : from + RWK_CODEC_BLOCK;
-		int32_t most = s->ops->bounds(e, from, to < s->groups ? to : s->groups, part);
-
-		if (to > s->groups) {
-			int32_t last = s->ops->bounds(&s->last, 0, RWK_CODED, part);
-
-			most = last > most ? last : most;
-		}
-		if (most >= LEAST_UNBOUNDED)
-			return 0;
-		if (s->bytes < e->n * sizeof(float))
-			put_float(s->payload + RWK_CODEC_HEADER + from / RWK_CODEC_BLOCK * 4, scale_of(e, most, part, to - from));
-	}
-	return 1;
-}
-
-static void write_header(const struct encoder *s, struct rwk_block *b)
+static void write_header(struct encoder *s)
 {
 	const struct rwk_encoding *e = s->chunk;
 	const uint8_t head[4] = {e->codec, RWK_CODEC_VERSION, s->bitmap ? RWK_CODEC_BITMAP : 0, 0};
@@ -136,52 +137,68 @@ static void write_header(const struct encoder *s, struct rwk_block *b)
 
 	memcpy(s->payload, head, sizeof head);
 	memcpy(s->payload + 4, &count, sizeof count);
-	put_float(s->payload + 8, total(b->energy));
-	put_float(s->payload + 12, total(b->lost));
+	put_float(s->payload + 8, total(s->part.energy));
+	put_float(s->payload + 12, total(s->part.lost));
 }
 
-/* Adds the sums of the last elements, without the zeros behind them, and copies back what they left in memory. */
-static void end_last(const struct encoder *s, struct rwk_block *b, const struct rwk_block *last)
+/* Finds the scale of each part. Returns 0 if an element is not below 2^126. */
+static int find_scales(struct encoder *s, uint8_t *scales)
 {
 	const struct rwk_encoding *e = s->chunk;
-	uint64_t rest = e->n - s->groups;
 
-	for (uint64_t j = 0; j < rest; j++) {
-		b->energy[j] += last->energy[j];
-		b->lost[j] += last->lost[j];
+	for (uint64_t from = 0; from < e->n; from += RWK_CODEC_BLOCK, scales += sizeof(float)) {
+		const struct rwk_part *p = take(s, from, RWK_CODEC_BLOCK);
+		float sums[RWK_CODED];
+		int32_t most = s->ops->bounds(p, e->codec == RWK_CODEC_SIGN, sums);
+
+		if (most >= LEAST_UNBOUNDED)
+			return 0;
+		if (scales < s->payload + s->bytes) /* which may be raw */
+			put_float(scales, scale_of(e, most, sums, p->n));
 	}
-	if (e->memory)
-		memcpy(rwk_at(e->memory, RWK_F32, s->groups), s->memory, rest * sizeof(float));
+	return 1;
 }
 
-static void code_blocks(struct encoder *s)
+/* Reads a chunk twice, because a block's memory must stay if a later one is unbounded; but the second time from the cache. */
+static int encode_blocks(struct encoder *s)
 {
 	const struct rwk_encoding *e = s->chunk;
 	const int bits = rwk_codec_bits(e->codec), random = e->stochastic || e->codec == RWK_CODEC_TERNARY;
-	uint8_t *codes = s->payload + RWK_CODEC_HEADER + 4 * rwk_codec_blocks(e->n), rest[RWK_CODED];
+	uint8_t *scales = s->payload + RWK_CODEC_HEADER, *codes = scales + 4 * rwk_codec_blocks(e->n);
 	float u[RWK_CODEC_BLOCK + RWK_CODED];
-	struct rwk_block b = {0}, last = {0};
 
-	for (uint64_t from = 0, to; from < e->n; from = to) {
-		uint64_t element = e->first + from;
+	if (!find_scales(s, scales))
+		return 0;
+	for (uint64_t from = 0; from < e->n; from += s->part.n) {
+		const uint64_t element = e->first + from;
+		struct rwk_part *p = take(s, from, random ? RWK_CODEC_BLOCK : UINT64_MAX);
 
-		to = e->n - from < RWK_CODEC_BLOCK ? e->n : from + RWK_CODEC_BLOCK;
 		if (random)
 			s->ops->uniforms(e, element / 4, RWK_CODEC_BLOCK / 4 + (element % 4 ? 16 : 0), u);
-		b.scale = float_at(s->payload + RWK_CODEC_HEADER + from / RWK_CODEC_BLOCK * 4);
-		b.codes = codes + from * bits / 8;
-		b.uniforms = u + element % 4;
-		s->ops->code(e, from, to < s->groups ? to : s->groups, &b);
-		if (to > s->groups) {
-			last.scale = b.scale;
-			last.codes = rest;
-			last.uniforms = b.uniforms + (s->groups - from);
-			s->ops->code(&s->last, 0, RWK_CODED, &last);
-			memcpy(codes + s->groups * bits / 8, rest, ((to - s->groups) * bits + 7) / 8);
-			end_last(s, &b, &last);
-		}
+		p->uniforms = u + element % 4;
+		p->scales = scales + from / RWK_CODEC_BLOCK * sizeof(float);
+		code_part(s, from, codes + from * bits / 8);
 	}
-	write_header(s, &b);
+	write_header(s);
+	return 1;
+}
+
+/* Sends the inputs as they are, and leaves no residual. */
+static int flush(struct encoder *s)
+{
+	const struct rwk_encoding *e = s->chunk;
+	float x[RWK_CODEC_BLOCK];
+
+	if (e->reference || !find_scales(s, s->payload + s->bytes))
+		return 0;
+	for (uint64_t from = 0; from < e->n; from += RWK_CODEC_BLOCK) {
+		struct rwk_part *p = take(s, from, RWK_CODEC_BLOCK);
+
+		s->ops->inputs(p, x);
+		memcpy(s->payload + from * sizeof *x, x, p->n * sizeof *x);
+	}
+	memset(memory_at(s, 0), 0, s->bytes);
+	return 1;
 }
 
 /* The largest magnitudes: all with bits above least, and as many with just these as there is room for. */
@@ -190,28 +207,17 @@ struct largest {
 	uint64_t equal;
 };
 
-/* Calls a function with each block's inputs. The last group of the chunk has zeros behind n elements. */
-#define EACH_BLOCK(s, x, from, n) for (uint64_t from = 0, n; from < (s)->chunk->n && (n = block_inputs(s, from, x)); from += n)
-
-static uint64_t block_inputs(struct encoder *s, uint64_t from, float x[RWK_CODEC_BLOCK])
+/* Computes the inputs of the block at an element, and sets a bit for each whose magnitude has bits from least to most. */
+static uint64_t members(struct encoder *s, uint64_t from, float *x, int32_t least, int32_t most, uint64_t are[GROUPS])
 {
-	const struct rwk_encoding *e = s->chunk;
-	uint64_t to = e->n - from < RWK_CODEC_BLOCK ? e->n : from + RWK_CODEC_BLOCK;
+	const struct rwk_part *p = take(s, from, RWK_CODEC_BLOCK);
+	uint64_t groups = (p->n + RWK_CODED - 1) / RWK_CODED;
 
-	s->ops->inputs(e, from, to < s->groups ? to : s->groups, x);
-	if (to > s->groups)
-		s->ops->inputs(&s->last, 0, RWK_CODED, x + (s->groups - from));
-	return to - from;
-}
-
-/* Sets a bit for each of n elements whose magnitude has bits from least to most. */
-static void members(const struct encoder *s, const float *x, uint64_t n, int32_t least, int32_t most, uint64_t are[GROUPS])
-{
-	uint64_t groups = (n + RWK_CODED - 1) / RWK_CODED;
-
+	s->ops->inputs(p, x);
 	s->ops->between(x, groups, least, most, are);
-	if (n % RWK_CODED)
-		are[groups - 1] &= (1ULL << n % RWK_CODED) - 1;
+	if (p->n % RWK_CODED)
+		are[groups - 1] &= (1ULL << p->n % RWK_CODED) - 1;
+	return p->n;
 }
 
 /*
@@ -220,39 +226,32 @@ static void members(const struct encoder *s, const float *x, uint64_t n, int32_t
  */
 static int find_largest(struct encoder *s, struct largest *l)
 {
-	static const struct {
-		int shift, width;
-	} levels[] = {{20, 11}, {10, 10}, {0, 10}};
-	_Alignas(RWK_LINE) float x[RWK_CODEC_BLOCK];
-	uint64_t missing = s->kept;
+	uint64_t missing = s->kept, are[GROUPS], n;
+	float x[RWK_CODEC_BLOCK];
 	int32_t prefix = 0;
 
-	for (int level = 0; level < 3; level++) {
-		int shift = levels[level].shift, bucket = 1 << levels[level].width;
-		int32_t mask = bucket - 1, most = level > 0 ? prefix + (bucket << shift) - 1 : 0;
+	for (int shift = 20; shift >= 0; shift -= 10) {
+		const int first = shift == 20;
+		int bucket = first ? 1 << 11 : 1 << 10;
+		int32_t mask = bucket - 1, most = first ? 0 : prefix + (bucket << shift) - 1;
 		uint32_t histogram[1 << 11] = {0}, odd[1 << 11] = {0}; /* a counter waits for its last store */
-		uint64_t are[GROUPS];
 
-		EACH_BLOCK(s, x, from, n)
-		{
-			if (level == 0) {
-				for (uint64_t i = 0; i + 1 < n; i += 2) {
-					histogram[bits_of(x[i]) >> shift & mask]++;
-					odd[bits_of(x[i + 1]) >> shift & mask]++;
-				}
-				if (n % 2)
-					histogram[bits_of(x[n - 1]) >> shift & mask]++;
-				continue;
+		for (uint64_t from = 0; from < s->chunk->n; from += RWK_CODEC_BLOCK) {
+			n = members(s, from, x, prefix, most, are);
+			for (uint64_t i = 1; i < n && first; i += 2) {
+				histogram[bits_of(x[i - 1]) >> 20 & mask]++;
+				odd[bits_of(x[i]) >> 20 & mask]++;
 			}
-			members(s, x, n, prefix, most, are);
-			for (uint64_t i = 0; i < n; i += RWK_CODED)
+			if (first && n % 2)
+				odd[bits_of(x[n - 1]) >> 20 & mask]++;
+			for (uint64_t i = 0; i < n && !first; i += RWK_CODED)
 				for (uint64_t is = are[i / RWK_CODED]; is; is &= is - 1)
 					histogram[bits_of(x[i + (uint64_t)__builtin_ctzll(is)]) >> shift & mask]++;
 		}
-		for (int j = 0; level == 0 && j < bucket; j++)
+		for (int j = 0; j < bucket; j++)
 			histogram[j] += odd[j];
-		for (int high = LEAST_UNBOUNDED >> 20; level == 0 && high < bucket; high++)
-			if (histogram[high])
+		for (int j = LEAST_UNBOUNDED >> 20; j < bucket; j++) /* of the highest bits */
+			if (histogram[j])
 				return 0;
 		while (--bucket > 0 && histogram[bucket] < missing)
 			missing -= histogram[bucket];
@@ -267,19 +266,21 @@ static int find_largest(struct encoder *s, struct largest *l)
 	return 1;
 }
 
-static void code_largest(struct encoder *s, struct largest l)
+static int encode_largest(struct encoder *s)
 {
-	const struct rwk_encoding *e = s->chunk;
-	_Alignas(RWK_LINE) float x[RWK_CODEC_BLOCK], sent[RWK_CODEC_BLOCK];
 	uint8_t *values = s->payload + RWK_CODEC_HEADER, *indexes = values + 4 * s->kept;
-	struct rwk_block b = {0}, last = {0};
 	uint64_t k = 0, are[GROUPS];
+	struct largest l;
+	uint8_t one[4];
 
+	if (!find_largest(s, &l))
+		return 0;
+	put_float(one, 1);
 	memset(values, 0, s->bytes - RWK_CODEC_HEADER);
-	EACH_BLOCK(s, x, from, n)
-	{
-		memset(sent, 0, sizeof sent);
-		members(s, x, n, l.least, INT32_MAX, are);
+	for (uint64_t from = 0; from < s->chunk->n; from += RWK_CODEC_BLOCK) {
+		float x[RWK_CODEC_BLOCK], sent[RWK_CODEC_BLOCK] = {0};
+		uint64_t n = members(s, from, x, l.least, INT32_MAX, are);
+
 		for (uint64_t i = 0; i < n; i += RWK_CODED) {
 			for (uint64_t is = are[i / RWK_CODED]; is && k < s->kept; is &= is - 1) {
 				uint64_t at = i + (uint64_t)__builtin_ctzll(is), index = from + at;
@@ -298,67 +299,42 @@ static void code_largest(struct encoder *s, struct largest l)
 				k++;
 			}
 		}
-		uint64_t whole = n - n % RWK_CODED;
-
-		s->ops->settle(e, from, from + whole, x, sent, &b);
-		if (whole < n) {
-			s->ops->settle(&s->last, 0, RWK_CODED, x + whole, sent + whole, &last);
-			end_last(s, &b, &last);
-		}
+		s->part.scales = one;
+		s->part.uniforms = sent;
+		code_part(s, from, indexes);
 	}
-	write_header(s, &b);
-}
-
-/* Sends the values as they are, and makes a reference of them. */
-static void send_values(struct encoder *s, int isa)
-{
-	const struct rwk_encoding *e = s->chunk;
-
-	rwk_convert(isa, (uintptr_t)s->payload, RWK_F32, e->values, e->type, e->n, 0);
-	if (e->memory && e->reference)
-		memcpy((void *)(uintptr_t)e->memory, s->payload, s->bytes);
-}
-
-/* Sends the values with the residual, which leaves none. */
-static void flush(struct encoder *s)
-{
-	const struct rwk_encoding *e = s->chunk;
-	float x[RWK_CODED];
-
-	s->ops->inputs(e, 0, s->groups, (float *)(uintptr_t)e->payload);
-	if (e->n > s->groups) {
-		s->ops->inputs(&s->last, 0, RWK_CODED, x);
-		memcpy(s->payload + s->groups * sizeof *x, x, (e->n - s->groups) * sizeof *x);
-	}
-	if (e->memory)
-		memset((void *)(uintptr_t)e->memory, 0, s->bytes);
+	write_header(s);
+	return 1;
 }
 
 uint64_t rwk_encode(int isa, const struct rwk_encoding *e)
 {
-	struct encoder s = {.ops = &rwk_ops_of(isa)->coded,
-			    .chunk = e,
-			    .groups = rwk_whole(e->n, RWK_CODED),
-			    .payload = (uint8_t *)(uintptr_t)e->payload};
-	uint64_t raw = e->n * sizeof(float);
-	struct largest l = {0};
+	const uint64_t raw = e->n * sizeof(float);
+	struct encoder s;
+	int done;
 
 	if (e->codec >= RWK_CODECS)
 		return 0;
+	s.ops = &rwk_ops_of(isa)->coded;
+	s.chunk = e;
+	s.payload = (uint8_t *)(uintptr_t)e->payload;
+	s.isa = isa;
+	s.part.factor = e->reference ? -1 : e->factor;
+	s.part.reference = e->reference;
+	memset(s.part.energy, 0, sizeof s.part.energy);
+	memset(s.part.lost, 0, sizeof s.part.lost);
 	measure(&s);
-	copy_last(&s);
-	if (s.bytes < raw && e->codec == RWK_CODEC_TOPK ? find_largest(&s, &l) : scales(&s)) {
-		if (s.bytes < raw && e->codec == RWK_CODEC_TOPK)
-			code_largest(&s, l);
-		else if (s.bytes < raw)
-			code_blocks(&s);
-		else if (e->reference)
-			send_values(&s, isa);
-		else
-			flush(&s);
-	} else {
+	if (s.bytes == raw)
+		done = flush(&s);
+	else if (e->codec == RWK_CODEC_TOPK)
+		done = encode_largest(&s);
+	else
+		done = encode_blocks(&s);
+	if (!done) { /* the values travel, without a residual */
 		s.bytes = raw;
-		send_values(&s, isa);
+		rwk_convert(isa, e->payload, RWK_F32, e->values, e->type, e->n, 0);
+		if (e->reference)
+			memcpy(memory_at(&s, 0), s.payload, raw);
 	}
 	return s.bytes;
 }

@@ -19,7 +19,7 @@ import (
 type Encoding struct {
 	_                       structs.HostLayout
 	Values                  uint64 // Type[N]
-	Memory                  uint64 // f32[N], the residual or the reference, or 0 without either
+	Memory                  uint64 // f32[N], the residual or the reference
 	Payload                 uint64 // room for f32[N]
 	N                       uint64
 	Seed, First             uint64  // of the random numbers, as in codec.Key

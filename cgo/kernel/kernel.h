@@ -59,7 +59,7 @@ enum rwk_codec { RWK_EACH_CODEC(RWK_CODEC) };
 /* A chunk to encode, as package codec specifies. The random numbers follow seed, step, tensor, rank and first, as its Key. */
 struct rwk_encoding {
 	uint64_t values;  /* type[n] */
-	uint64_t memory;  /* f32[n], the residual or the reference, or 0 without either */
+	uint64_t memory;  /* f32[n], the residual or the reference */
 	uint64_t payload; /* room for f32[n] at any address, for which nothing else may be used */
 	uint64_t n;
 	uint64_t seed, first;

@@ -58,11 +58,18 @@ struct rwk_sources {
 
 #define RWK_CODED 64 /* elements of a group of coded ones */
 
-/* A block of a chunk that is encoded. Element i counts in the partial sums energy[i % RWK_CODED] and lost[i % RWK_CODED]. */
-struct rwk_block {
-	float scale;
+/*
+ * Blocks of a chunk that is encoded, in whole groups. Element i counts in the partial sums of the squares of inputs and of what is
+ * lost, energy[i % RWK_CODED] and lost[i % RWK_CODED].
+ */
+struct rwk_part {
+	uint64_t n; /* elements, and zeros behind them */
+	const float *values;
+	float *memory, factor;
+	int reference;
+	const uint8_t *scales;
 	uint8_t *codes;
-	const float *uniforms;
+	const float *uniforms; /* of each element, or what top-k sends of it */
 	float energy[RWK_CODED], lost[RWK_CODED];
 };
 
@@ -83,14 +90,15 @@ struct rwk_coders {
 	/* Adds 1, 2 or 4 sources of a codec to x[n], or to 0 unless more. */
 	void (*fold)(int codec, float *x, const struct rwk_codes *in, uint32_t count, uint64_t n, int more);
 
-	void (*inputs)(const struct rwk_encoding *e, uint64_t from, uint64_t to, float *x);
-	/* Returns the bits of the largest magnitude. For a codec of means it adds the magnitudes to partial sums. */
-	int32_t (*bounds)(const struct rwk_encoding *e, uint64_t from, uint64_t to, float part[RWK_CODED]);
+	void (*inputs)(const struct rwk_part *p, float *x);
+	/* Returns the bits of the largest magnitude of a block's inputs, and sets partial sums of the magnitudes if mean. */
+	int32_t (*bounds)(const struct rwk_part *p, int mean, float sums[RWK_CODED]);
+	/* Draws four numbers in [0, 1) from each of so many counters, a multiple of 16. */
 	void (*uniforms)(const struct rwk_encoding *e, uint64_t counter, int counters, float *u);
-	void (*code)(const struct rwk_encoding *e, uint64_t from, uint64_t to, struct rwk_block *b);
+	/* Writes the codes of the inputs, and what stays in memory. */
+	void (*code)(int codec, int stochastic, struct rwk_part *p, uint64_t from, uint64_t to);
+	/* Sets a bit for each element of groups whose magnitude has bits from least to most. */
 	void (*between)(const float *x, uint64_t groups, int32_t least, int32_t most, uint64_t *are);
-	void (*settle)(const struct rwk_encoding *e, uint64_t from, uint64_t to, const float *x, const float *sent,
-		       struct rwk_block *b);
 };
 
 struct rwk_ops {

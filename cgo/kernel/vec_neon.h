@@ -73,6 +73,11 @@ FN vf vf_sqrt(vf x)
 	return vsqrtq_f32(x);
 }
 
+FN vf vf_floor(vf x)
+{
+	return vrndmq_f32(x);
+}
+
 /* Returns x limited to ±bound. A NaN passes, because it compares false. */
 FN vf vf_clip(vf x, vf bound)
 {

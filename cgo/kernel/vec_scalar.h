@@ -52,6 +52,11 @@ FN vf vf_sqrt(vf x)
 	return sqrtf(x);
 }
 
+FN vf vf_floor(vf x)
+{
+	return floorf(x);
+}
+
 /* Returns x limited to ±bound. A NaN passes. */
 FN vf vf_clip(vf x, vf bound)
 {

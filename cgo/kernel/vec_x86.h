@@ -54,45 +54,6 @@ FN vi vi_widen(const void *p)
 #endif
 }
 
-/* Returns the lowest bytes. */
-FN __m128i vi_narrow(vi x)
-{
-#if WIDTH == 8
-	const __m128i first = _mm_set1_epi32(0x0c080400);
-	__m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128(x), first);
-	__m128i high = _mm_shuffle_epi8(_mm256_extracti128_si256(x, 1), first);
-
-	return _mm_unpacklo_epi32(low, high);
-#else
-	return _mm512_cvtepi32_epi8(x);
-#endif
-}
-
-/* Stores the lowest bits of all lanes, 2, 4 or 8 of each, side by side. */
-#define PACKS
-FN void vi_pack(void *p, vi x, int bits)
-{
-	__m128i codes = vi_narrow(x);
-	uint64_t all;
-
-	if (bits < 8)
-		codes = _mm_and_si128(codes, _mm_set1_epi8((char)((1 << bits) - 1)));
-	if (bits == 4)
-		codes = _mm_maddubs_epi16(codes, _mm_set1_epi16(0x1001));
-	if (bits == 2)
-		codes = _mm_madd_epi16(_mm_maddubs_epi16(codes, _mm_set1_epi16(0x0401)), _mm_set1_epi32(0x00100001));
-	if (bits == 2)
-		codes = _mm_packs_epi32(codes, codes);
-	if (bits < 8)
-		codes = _mm_packus_epi16(codes, codes);
-	if (WIDTH == 16 && bits == 8)
-		_mm_storeu_si128((__m128i *)p, codes);
-	else {
-		all = (uint64_t)_mm_cvtsi128_si64(codes);
-		memcpy(p, &all, WIDTH * bits / 8);
-	}
-}
-
 /* Whether lanes hold a value for each code of so many bits. */
 #define LOOKUP(bits) ((1 << (bits)) <= WIDTH)
 
@@ -103,6 +64,40 @@ FN vf vf_lookup(vi at, vf x)
 	return _mm256_permutevar8x32_ps(x, at);
 #else
 	return _mm512_permutexvar_ps(at, x);
+#endif
+}
+
+/* Stores the lowest bits of the lanes of four vectors, 2, 4 or 8 of each, side by side. */
+#define PACKS
+FN void vi_pack(uint8_t *to, const vi x[4], int bits)
+{
+	enum { QUARTERS = WIDTH / 4 };
+	const vi each = V(set1_epi8)((char)((1 << bits) - 1));
+	int32_t order[WIDTH]; /* packs work within quarters of 128 bits */
+	vi all = V(packs_epi16)(V(packs_epi32)(x[0], x[1]), V(packs_epi32)(x[2], x[3]));
+
+	for (int l = 0; l < WIDTH; l++)
+		order[l] = l % QUARTERS * 4 + l / QUARTERS;
+	all = (vi)vf_lookup(VI(loadu)((const vi *)order), (vf)all);
+	if (bits == 8) {
+		VI(storeu)((vi *)to, all);
+		return;
+	}
+	all = V(maddubs_epi16)(VI(and)(all, each), V(set1_epi16)(bits == 4 ? 0x1001 : 0x0401));
+	if (bits == 2)
+		all = V(madd_epi16)(all, V(set1_epi32)(0x00100001));
+#if WIDTH == 8
+	__m128i low = _mm256_castsi256_si128(all), high = _mm256_extracti128_si256(all, 1);
+
+	if (bits == 4)
+		_mm_storeu_si128((__m128i *)to, _mm_packus_epi16(low, high));
+	else
+		_mm_storel_epi64((__m128i *)to, _mm_packus_epi16(_mm_packs_epi32(low, high), low));
+#else
+	if (bits == 4)
+		_mm256_storeu_si256((__m256i *)to, _mm512_cvtepi16_epi8(all));
+	else
+		_mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(all));
 #endif
 }
 
@@ -143,6 +138,11 @@ FN vf vf_add_product(vf sum, vf x, vf y)
 FN vf vf_sqrt(vf x)
 {
 	return V(sqrt_ps)(x);
+}
+
+FN vf vf_floor(vf x)
+{
+	return V(floor_ps)(x);
 }
 
 /* Returns x limited to ±bound. A NaN passes, because min and max return their second operand when they cannot compare. */
