@@ -71,7 +71,7 @@ func TestSetsGoOnWithoutALostWorker(t *testing.T) {
 			}
 		}
 	}
-	if void == 0 {
+	if void == 0 && !raceEnabled { // over real transports that is by chance
 		t.Error("no worker was lost with a part of its step in a set")
 	}
 }
