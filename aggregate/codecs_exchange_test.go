@@ -3,6 +3,7 @@ package aggregate_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -400,4 +401,35 @@ func TestAnswersAfterARestoreLeadToTheRestoredParameters(t *testing.T) {
 	ref.Replace(0, saved)
 	step(2)
 	step(3)
+}
+
+func TestATraceHasTheCodecsAndBytesOfGradientsAndAnswers(t *testing.T) {
+	const elems = 1000
+	r := threadedRack(t, verbs.ProviderTCP, 2, racktest.Config{
+		Lanes: 1, Job: aggregate.JobConfig{Name: "job", Mode: aggregate.Aggregate, Hyper: optim.Sum.Defaults(),
+			Compress: pair(t, "sign/int8", true)},
+		Tensors: tensorsOf(chunk.F32, elems),
+	})
+	if _, _, err := r.Job.Trace(t.Context(), 100); err != nil {
+		t.Fatal(err)
+	}
+	exchange(t, r, 2, func(ops [][]worker.Op) error { return runAll(r, ops) })
+	lanes, _, err := r.Job.Trace(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]int{}
+	for _, e := range lanes[0] {
+		if e.Bytes > 0 {
+			seen[fmt.Sprint(e.Kind, e.Codec, e.Bytes)]++
+		}
+	}
+	up, down := codec.Spec{ID: codec.Sign}, codec.Spec{ID: codec.Int8}
+	want := map[string]int{
+		fmt.Sprint(aggregate.TraceArrive, codec.Raw, 4*elems): 1, fmt.Sprint(aggregate.TraceFold, codec.Raw, 4*elems): 1, // a broadcast
+		fmt.Sprint(aggregate.TraceArrive, up.ID, up.Bytes(elems)): 4, fmt.Sprint(aggregate.TraceFold, down.ID, down.Bytes(elems)): 2,
+	}
+	if !maps.Equal(seen, want) {
+		t.Errorf("%v, want %v", seen, want)
+	}
 }

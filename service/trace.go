@@ -104,7 +104,7 @@ func traced(j *job.Job, begun int64) (*api.TraceResponse, error) {
 		for k := range events {
 			e := &events[k]
 			lane.Events = append(lane.Events, &api.TraceEvent{Kind: api.TraceEvent_Kind(e.Kind), At: e.At, Took: e.Took, Posted: e.Posted,
-				Chunk: e.Chunk, Worker: e.Worker, Epoch: uint32(e.Epoch)})
+				Chunk: e.Chunk, Worker: e.Worker, Epoch: uint32(e.Epoch), Bytes: e.Bytes, Codec: uint32(e.Codec)})
 		}
 		nameMoved(lane, plan)
 	}

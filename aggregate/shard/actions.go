@@ -120,7 +120,7 @@ func (s *Shard) finish(a *reduce.Action) {
 		s.Moves.departed(a.Index, c)
 	}
 	if timed {
-		s.recordSample(a, t0, t1)
+		s.recordSample(a, c, p.bytes, t0, t1)
 	}
 	count := &s.Lane.Count
 	count.Chunks++
@@ -250,13 +250,17 @@ func (s *Shard) answerAll(a *reduce.Action, p payload) {
 }
 
 // recordSample counts a timed chunk: arithmetic from t0 to t1, answers from t1 to now.
-func (s *Shard) recordSample(a *reduce.Action, t0, t1 int64) {
+func (s *Shard) recordSample(a *reduce.Action, c *store.Chunk, bytes int, t0, t1 int64) {
 	t2, count := s.Lane.Now(), &s.Lane.Count
 	count.FoldNS += uint64(t1 - t0)
 	count.PostNS += uint64(t2 - t1)
 	count.Samples++
-	s.trace.put(TraceEvent{At: t0, Took: uint32(t1 - t0), Posted: uint32(t2 - t1), Kind: TraceFold, Op: a.Op, Epoch: a.Epoch,
-		Worker: -1, Chunk: a.Index})
+	e := TraceEvent{At: t0, Took: uint32(t1 - t0), Posted: uint32(t2 - t1), Kind: TraceFold, Op: a.Op, Epoch: a.Epoch, Worker: -1,
+		Chunk: a.Index, Bytes: uint32(bytes)}
+	if c.Kept != 0 && bytes < s.Store.WireBytes(c) {
+		e.Codec = s.Store.Codecs.Down.ID
+	}
+	s.trace.put(e)
 }
 
 // mapResults returns the addresses in this process for the answers of a complete chunk, and whether the results should go past the

@@ -8,6 +8,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/aggregate/store"
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/verbs"
 )
 
@@ -46,7 +47,8 @@ func (w *Workers) Receive(c *lane.Conn, wc *verbs.WC) {
 			s.CarryOut()
 			return
 		}
-		s.trace.put(TraceEvent{At: s.Lane.Stamp, Kind: TraceArrive, Op: op, Epoch: epoch, Worker: int32(k.Rank), Chunk: index})
+		s.trace.put(TraceEvent{At: s.Lane.Stamp, Kind: TraceArrive, Op: op, Epoch: epoch, Worker: int32(k.Rank), Chunk: index,
+			Codec: codec.Form(m.Where.Form).ID(), Bytes: m.Bytes})
 	}
 	s.Machine.Receive(s.Lane.Stamp, k.Rank, m)
 	s.CarryOut()

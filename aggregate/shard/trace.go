@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/codec"
 )
 
 // TraceKind is the kind of an event.
@@ -36,6 +37,8 @@ type TraceEvent struct {
 	Kind   TraceKind
 	Op     chunk.Op // of the message
 	Epoch  uint8    // of the message
+	Codec  codec.ID // of the gradient that arrives, or of the answer to a fold
+	Bytes  uint32   // of the same
 }
 
 // trace is a ring of the last events of a job in one lane. If nil, no event is kept.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/service/api"
 )
 
@@ -42,6 +43,9 @@ func (t *Timeline) WriteJSON(out io.Writer) error {
 			args := map[string]any{"tensor": t.tensor(lane, e.Chunk), "chunk": e.Chunk}
 			if e.Worker >= 0 {
 				args["worker"] = e.Worker
+			}
+			if e.Bytes > 0 {
+				args["bytes"], args["codec"] = e.Bytes, codec.ID(e.Codec).String()
 			}
 			switch e.Kind {
 			case api.TraceEvent_FOLD, api.TraceEvent_UPDATE:

@@ -22,6 +22,7 @@ func traceCommand() *cobra.Command {
 		Long: `Write a timeline of a running job for Perfetto (https://ui.perfetto.dev) or chrome://tracing, and print where each worker's
 time goes, in ms a step: until its first gradient comes (compute), until its last one does (wire), until the others' are there
 or the policy lets it go on (wait), and until it has its answers (aggregation). All times are of the aggregator's clock.
+The timeline also has the codec and the bytes of each gradient and answer.
 The late workers of a synchronous job are compared with each step's first. A message on its way counts as compute; gradients
 that leave as they are computed, or that wait for room until others' are there, count as wire.`,
 		Example: `  rackweave trace --job resnet --token-file token --for 2s --out trace.json

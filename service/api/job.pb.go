@@ -344,8 +344,7 @@ type JoinResponse struct {
 	RecvDepth uint32 `protobuf:"varint,9,opt,name=recv_depth,json=recvDepth,proto3" json:"recv_depth,omitempty"`
 	// The aggregator reads payloads where the worker holds them.
 	ByReference bool `protobuf:"varint,10,opt,name=by_reference,json=byReference,proto3" json:"by_reference,omitempty"`
-	// The job's hyper-parameters, in the order of a control record: lr, wd, scale, clip, momentum or beta1, beta2 or alpha,
-	// eps, dampening.
+	// As in a control record: lr, wd, scale, clip, momentum or beta1, beta2 or alpha, eps, dampening.
 	Record []float32 `protobuf:"fixed32,11,rep,packed,name=record,proto3" json:"record,omitempty"`
 	// Workers send hyper-parameters with every tensor.
 	LiveHyper bool `protobuf:"varint,12,opt,name=live_hyper,json=liveHyper,proto3" json:"live_hyper,omitempty"`
@@ -357,8 +356,7 @@ type JoinResponse struct {
 	HeartbeatMs uint32 `protobuf:"varint,15,opt,name=heartbeat_ms,json=heartbeatMs,proto3" json:"heartbeat_ms,omitempty"`
 	// How long a link may be down. Until then messages are sent again, and lanes wait to be resumed.
 	LinkTimeoutMs uint32 `protobuf:"varint,16,opt,name=link_timeout_ms,json=linkTimeoutMs,proto3" json:"link_timeout_ms,omitempty"`
-	// The job's workers by rack, where several aggregators reduce among themselves. Ranks count through the racks, whose sums are
-	// added in this order.
+	// The job's workers by rack, in the order of ranks and of sums, where several aggregators reduce among themselves.
 	RackWorkers []uint32 `protobuf:"varint,17,rep,packed,name=rack_workers,json=rackWorkers,proto3" json:"rack_workers,omitempty"`
 	// Equal runs of racks whose sums are added first; 0 or 1: none.
 	Pods uint32 `protobuf:"varint,18,opt,name=pods,proto3" json:"pods,omitempty"`
@@ -3563,7 +3561,10 @@ type TraceEvent struct {
 	// -1: all.
 	Worker int32 `protobuf:"zigzag32,6,opt,name=worker,proto3" json:"worker,omitempty"`
 	// The worker's count of the chunk's pushes, modulo 128.
-	Epoch         uint32 `protobuf:"varint,7,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint32 `protobuf:"varint,7,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// ARRIVE, FOLD: the bytes of the gradient, or of the answer, and the id of its codec. 0: raw.
+	Bytes         uint32 `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Codec         uint32 `protobuf:"varint,9,opt,name=codec,proto3" json:"codec,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3643,6 +3644,20 @@ func (x *TraceEvent) GetWorker() int32 {
 func (x *TraceEvent) GetEpoch() uint32 {
 	if x != nil {
 		return x.Epoch
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetBytes() uint32 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetCodec() uint32 {
+	if x != nil {
+		return x.Codec
 	}
 	return 0
 }
@@ -4059,7 +4074,7 @@ const file_job_proto_rawDesc = "" +
 	"\aheld_ns\x18\x06 \x03(\x03R\x06heldNs\"W\n" +
 	"\tLaneTrace\x12\x18\n" +
 	"\atensors\x18\x01 \x03(\rR\atensors\x120\n" +
-	"\x06events\x18\x02 \x03(\v2\x18.rackweave.v1.TraceEventR\x06events\"\x84\x02\n" +
+	"\x06events\x18\x02 \x03(\v2\x18.rackweave.v1.TraceEventR\x06events\"\xb0\x02\n" +
 	"\n" +
 	"TraceEvent\x121\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1d.rackweave.v1.TraceEvent.KindR\x04kind\x12\x0e\n" +
@@ -4068,7 +4083,9 @@ const file_job_proto_rawDesc = "" +
 	"\x06posted\x18\x04 \x01(\rR\x06posted\x12\x14\n" +
 	"\x05chunk\x18\x05 \x01(\rR\x05chunk\x12\x16\n" +
 	"\x06worker\x18\x06 \x01(\x11R\x06worker\x12\x14\n" +
-	"\x05epoch\x18\a \x01(\rR\x05epoch\"C\n" +
+	"\x05epoch\x18\a \x01(\rR\x05epoch\x12\x14\n" +
+	"\x05bytes\x18\b \x01(\rR\x05bytes\x12\x14\n" +
+	"\x05codec\x18\t \x01(\rR\x05codec\"C\n" +
 	"\x04Kind\x12\n" +
 	"\n" +
 	"\x06ARRIVE\x10\x00\x12\b\n" +
