@@ -5,11 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/chunk"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/api/apiconnect"
 )
 
 func TestCallErrorsWrapWhatTheyMean(t *testing.T) {
@@ -32,5 +40,55 @@ func TestCallErrorsWrapWhatTheyMean(t *testing.T) {
 		if got := classify(c.err); !errors.Is(got, c.want) {
 			t.Errorf("%v is %v, want it to wrap %q", c.err, got, c.want)
 		}
+	}
+}
+
+// playing is an aggregator that the test plays.
+type playing struct {
+	apiconnect.UnimplementedJobServiceHandler
+	heartbeat uint32 // ms
+	silent    bool
+	left      chan string
+}
+
+func (o *playing) Join(context.Context, *api.JoinRequest) (*api.JoinResponse, error) {
+	return &api.JoinResponse{
+		Record: make([]float32, chunk.RecordValues), Lanes: []*api.Lane{{}}, Window: 2, HeartbeatMs: o.heartbeat,
+	}, nil
+}
+
+func (o *playing) Watch(ctx context.Context, _ *api.WatchRequest, s *connect.ServerStream[api.WatchResponse]) error {
+	if !o.silent {
+		if err := s.Send(&api.WatchResponse{}); err != nil {
+			return err
+		}
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (o *playing) Leave(_ context.Context, r *api.LeaveRequest) (*api.LeaveResponse, error) {
+	o.left <- r.Failure
+	return &api.LeaveResponse{}, nil
+}
+
+// join joins the aggregator, and returns the error.
+func (o *playing) join(t *testing.T) error {
+	o.left = make(chan string, 1)
+	_, handler := apiconnect.NewJobServiceHandler(o)
+	s := httptest.NewUnstartedServer(handler)
+	s.Config.Protocols = new(http.Protocols)
+	s.Config.Protocols.SetUnencryptedHTTP2(true)
+	s.Start()
+	defer s.Close()
+	cfg := Config{Access: Access{Server: s.URL, Timeout: 10 * time.Second}}
+	_, err := Join(t.Context(), cfg, &api.JoinRequest{Job: "j", Workers: 1, Compress: "int4", Provider: "tcp"})
+	return err
+}
+
+func TestAnAggregatorThatSendsNoFirstHeartbeatIsLost(t *testing.T) {
+	o := &playing{heartbeat: 5, silent: true}
+	if err := o.join(t); err == nil || !strings.Contains(err.Error(), "no heartbeat for 50ms") {
+		t.Errorf("%v", err)
 	}
 }

@@ -161,14 +161,15 @@ func (m *Membership) add(a *Aggregator) error {
 // watch opens the stream that ties this worker's life to an aggregator's, and follows it.
 func (m *Membership) watch(a *Aggregator) error {
 	ctx, cancel := context.WithCancelCause(m.streams)
-	stream, err := a.RPC.Watch(ctx, &api.WatchRequest{})
-	if err != nil {
-		cancel(err)
-		return classify(err)
-	}
 	// An aggregator that sends no heartbeat for this long is gone, even if its host answers pings.
 	patience := 10 * time.Duration(a.Info.HeartbeatMs) * time.Millisecond
 	silence := time.AfterFunc(patience, func() { cancel(fmt.Errorf("no heartbeat for %v", patience)) })
+	stream, err := a.RPC.Watch(ctx, &api.WatchRequest{})
+	if err != nil {
+		silence.Stop()
+		cancel(err)
+		return withCause(ctx, classify(err))
+	}
 	m.watching.Go(func() {
 		defer stream.Close()
 		defer silence.Stop()
