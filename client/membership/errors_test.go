@@ -43,7 +43,7 @@ func TestCallErrorsWrapWhatTheyMean(t *testing.T) {
 	}
 }
 
-// playing is an aggregator that the test plays.
+// playing is an aggregator of a version before codecs.
 type playing struct {
 	apiconnect.UnimplementedJobServiceHandler
 	heartbeat uint32 // ms
@@ -72,7 +72,7 @@ func (o *playing) Leave(_ context.Context, r *api.LeaveRequest) (*api.LeaveRespo
 	return &api.LeaveResponse{}, nil
 }
 
-// join joins the aggregator, and returns the error.
+// join joins the aggregator, with codecs, and returns the error.
 func (o *playing) join(t *testing.T) error {
 	o.left = make(chan string, 1)
 	_, handler := apiconnect.NewJobServiceHandler(o)
@@ -84,6 +84,16 @@ func (o *playing) join(t *testing.T) error {
 	cfg := Config{Access: Access{Server: s.URL, Timeout: 10 * time.Second}}
 	_, err := Join(t.Context(), cfg, &api.JoinRequest{Job: "j", Workers: 1, Compress: "int4", Provider: "tcp"})
 	return err
+}
+
+func TestAnAggregatorThatKnowsNoCodecsIsNotJoinedWithAny(t *testing.T) {
+	o := &playing{heartbeat: 1000}
+	if err := o.join(t); err == nil || !strings.Contains(err.Error(), "without codecs, and would leave out int4: update it") {
+		t.Fatalf("%v", err)
+	}
+	if why := <-o.left; !strings.Contains(why, "int4") {
+		t.Errorf("it left with %q", why)
+	}
 }
 
 func TestAnAggregatorThatSendsNoFirstHeartbeatIsLost(t *testing.T) {

@@ -98,7 +98,9 @@ func (m *Membership) join(ctx context.Context, r *api.JoinRequest) error {
 		a, err := m.joinOne(ctx, all[i], r)
 		switch {
 		case err == nil && len(a.Info.Aggregators) == 0:
-			err = m.add(a)
+			if err = m.add(a); err == nil && r.Compress != "" && a.Info.Compress == "" {
+				err = fmt.Errorf("it is of a version without codecs, and would leave out %s: update it, or name none", r.Compress)
+			}
 		case err == nil && len(all) == 1 && !sent:
 			a.Close()
 			all, r.Rack, sent, i = a.Info.Aggregators, a.Info.Rack, true, -1

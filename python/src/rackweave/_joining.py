@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 from . import _host, _lib
 from ._settings import Settings
-from .errors import ServerLostError
+from .errors import RefusedError, ServerLostError
 
 _SPIN = 64  # empty polls before a wait sleeps
 
@@ -70,6 +70,14 @@ def _answers(info: Mapping[str, Any]) -> int:
     if "answers" not in info:
         return 0
     return 1 if info.get("mode") == "aggregate" else 2
+
+
+def codecs(request: Mapping[str, Any], info: Mapping[str, Any]) -> str:
+    """Returns the job's codecs."""
+    if request.get("compress") and not info.get("compress"):
+        asked = request["compress"]
+        raise RefusedError(f"the aggregator is of a version without codecs, and would leave out {asked}: update it, or name none")
+    return str(info.get("compress") or "none")
 
 
 def told(end: _lib.Endpoint) -> Dict[str, Any]:

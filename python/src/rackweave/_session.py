@@ -82,7 +82,7 @@ class Session:
         request = _joining.request(settings, job, mode, optimizer, hyper or {}, policy, compress)
         try:
             self._info = self._aggregators.join(request)
-            self.compress = str(self._info.get("compress") or "none")  # the codecs of gradients and answers
+            self.compress = _joining.codecs(request, self._info)  # of gradients and answers
             self._seat = _rejoin.Seat.of(self._info)
             self._connect()
         except BaseException as e:
