@@ -25,21 +25,6 @@ FN vn vn_all(int32_t x)
 	return x - (vn){0};
 }
 
-FN vn vn_pick(vn mask, vn yes, vn no)
-{
-	return (mask & yes) | (~mask & no);
-}
-
-/* Returns x << bits, whose highest bits are lost. */
-FN vn vn_up(vn x, vn bits)
-{
-#if WIDTH == 1
-	return (int32_t)((uint32_t)x << bits);
-#else
-	return x << bits;
-#endif
-}
-
 FN vn magnitude(vf x)
 {
 	return NUMBERS(x) & INT32_MAX;
@@ -99,61 +84,30 @@ LOOP int32_t bounds(const struct rwk_part *p, int mean, float sums[RWK_CODED])
 	return mean ? bounds_as(p, 1, sums) : bounds_as(p, 0, sums);
 }
 
-/* The counters of Philox4x32-10, a 32-bit word of each in a lane of 64 bits, above which anything may lie. */
-struct counters {
-	vw c0, c1, c2, c3;
-};
-
-FN void philox_round(struct counters *c, uint32_t k0, uint32_t k1)
+/* Draws four numbers in [0, 1) from each counter, of 24 bits, by Philox4x32-10. */
+LOOP void uniforms(const struct rwk_encoding *e, uint64_t counter, float u[4 * RWK_COUNTERS])
 {
-	vw p0 = vw_product(c->c0, 0xd2511f53), p1 = vw_product(c->c2, 0xcd9e8d57);
+	uint32_t c[4][RWK_COUNTERS], k0 = (uint32_t)e->seed, k1 = (uint32_t)(e->seed >> 32);
 
-	c->c0 = p1 >> 32 ^ c->c1 ^ (k0 - (vw){0});
-	c->c2 = p0 >> 32 ^ c->c3 ^ (k1 - (vw){0});
-	c->c1 = p1;
-	c->c3 = p0;
-}
-
-/* Returns a number in [0, 1) of 24 bits of each word. */
-FN vf fraction(vn words)
-{
-	return CONVERT(words >> 8 & 0xffffff, vf) * 0x1p-24f;
-}
-
-FN void store_fractions(float *u, const struct counters c)
-{
-#if WIDTH == 1
-	u[0] = fraction((vn)c.c0);
-	u[1] = fraction((vn)c.c1);
-	u[2] = fraction((vn)c.c2);
-	u[3] = fraction((vn)c.c3);
-#else
-	vw low = (c.c0 & UINT32_MAX) | c.c1 << 32, high = (c.c2 & UINT32_MAX) | c.c3 << 32;
-
-	vf_store(u, fraction((vn)vw_first(low, high)));
-	vf_store(u + WIDTH, fraction((vn)vw_second(low, high)));
-#endif
-}
-
-/* Draws four numbers in [0, 1) from each of so many counters, a multiple of 16. */
-LOOP void uniforms(const struct rwk_encoding *e, uint64_t counter, int counters, float *u)
-{
-	enum { SETS = 2, LANES = sizeof(vw) / 8 };
-
-	for (int at = 0; at < counters; at += SETS * LANES) {
-		struct counters c[SETS];
-		uint32_t k0 = (uint32_t)e->seed, k1 = (uint32_t)(e->seed >> 32);
-
-		for (int s = 0; s < SETS; s++) {
-			c[s] = (struct counters){vw_counters(counter + (uint64_t)(at + s * LANES)), e->tensor - (vw){0},
-						 e->step - (vw){0}, e->rank - (vw){0}};
-		}
-		for (int round = 0; round < 10; round++, k0 += 0x9e3779b9, k1 += 0xbb67ae85)
-			for (int s = 0; s < SETS; s++)
-				philox_round(&c[s], k0, k1);
-		for (int s = 0; s < SETS; s++, u += 4 * LANES)
-			store_fractions(u, c[s]);
+	for (uint32_t l = 0; l < RWK_COUNTERS; l++) {
+		c[0][l] = (uint32_t)counter + l;
+		c[1][l] = e->tensor;
+		c[2][l] = e->step;
+		c[3][l] = e->rank;
 	}
+	for (int round = 0; round < 10; round++, k0 += 0x9e3779b9, k1 += 0xbb67ae85) {
+		for (int l = 0; l < RWK_COUNTERS; l++) {
+			uint64_t p0 = 0xd2511f53ULL * c[0][l], p1 = 0xcd9e8d57ULL * c[2][l];
+
+			c[0][l] = (uint32_t)(p1 >> 32) ^ c[1][l] ^ k0;
+			c[2][l] = (uint32_t)(p0 >> 32) ^ c[3][l] ^ k1;
+			c[1][l] = (uint32_t)p1;
+			c[3][l] = (uint32_t)p0;
+		}
+	}
+	for (int l = 0; l < RWK_COUNTERS; l++)
+		for (int word = 0; word < 4; word++)
+			u[4 * l + word] = (float)(int32_t)(c[word][l] >> 8) * 0x1p-24f;
 }
 
 /* A float of 8 bits: the length of its mantissa, and the exponent of its smallest normal number, as an f32 has it. */
@@ -195,16 +149,14 @@ FN uint64_t signs_of(vn x)
 /* Stores the lowest bits of the lanes of vectors, 2, 4 or 8 of each, side by side. */
 FN void vi_pack(uint8_t *to, const vi x[TOGETHER], int bits)
 {
-	const int each = 8 / bits;
-	uint8_t bytes[STEP];
+	int32_t lanes[STEP];
 
-	for (int v = 0; v < TOGETHER; v++)
-		vi_bytes(bytes + v * WIDTH, x[v]);
-	for (int j = 0; j < STEP / each; j++) {
+	memcpy(lanes, x, sizeof lanes);
+	for (int j = 0; j < STEP * bits / 8; j++) {
 		uint32_t all = 0;
 
-		for (int l = 0; l < each; l++)
-			all |= (bytes[each * j + l] & ((1U << bits) - 1)) << (l * bits);
+		for (int l = 0; l < 8 / bits; l++)
+			all |= ((uint32_t)lanes[8 / bits * j + l] & ((1U << bits) - 1)) << (l * bits);
 		to[j] = (uint8_t)all;
 	}
 }
@@ -395,12 +347,12 @@ FN vf plus_values(vf sum, int codec, const uint8_t *group, int v, vf factor)
 	}
 	words = words_of(group, bits, v, &shift);
 	if (codec == RWK_CODEC_SIGN)
-		return sum + FLOATS(NUMBERS(factor) ^ (vn_up(words, 31 - shift) & INT32_MIN));
+		return sum + FLOATS(NUMBERS(factor) ^ (words << (31 - shift) & INT32_MIN));
 #ifdef LOOKUP
 	if (LOOKUP(bits))
 		return sum + vf_lookup((vi)(words >> shift), factor);
 #endif
-	return vf_add_product(sum, CONVERT(vn_up(words, 32 - bits - shift) >> (32 - bits), vf), factor);
+	return vf_add_product(sum, CONVERT(words << (32 - bits - shift) >> (32 - bits), vf), factor);
 }
 
 FN void fold_sources(int codec, float *x, const struct rwk_codes *in, int count, uint64_t n, int more)
@@ -451,25 +403,12 @@ FN void fold_counted(int codec, float *x, const struct rwk_codes *in, uint32_t c
 LOOP void fold(int codec, float *x, const struct rwk_codes *in, uint32_t count, uint64_t n, int more)
 {
 	switch (codec) {
-	case RWK_CODEC_INT8:
-		fold_counted(RWK_CODEC_INT8, x, in, count, n, more);
+#define FOLD(name, bits, ...)                                                                                                      \
+	case RWK_CODEC_##name:                                                                                                     \
+		if (bits)                                                                                                          \
+			fold_counted(RWK_CODEC_##name, x, in, count, n, more);                                                     \
 		break;
-	case RWK_CODEC_INT4:
-		fold_counted(RWK_CODEC_INT4, x, in, count, n, more);
-		break;
-	case RWK_CODEC_SIGN:
-		fold_counted(RWK_CODEC_SIGN, x, in, count, n, more);
-		break;
-	case RWK_CODEC_2BIT:
-	case RWK_CODEC_TERNARY:
-		fold_counted(RWK_CODEC_TERNARY, x, in, count, n, more);
-		break;
-	case RWK_CODEC_FP8_E4M3:
-		fold_counted(RWK_CODEC_FP8_E4M3, x, in, count, n, more);
-		break;
-	case RWK_CODEC_FP8_E5M2:
-		fold_counted(RWK_CODEC_FP8_E5M2, x, in, count, n, more);
-		break;
+		RWK_EACH_CODEC(FOLD)
 	}
 }
 

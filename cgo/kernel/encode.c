@@ -165,7 +165,7 @@ static int encode_blocks(struct encoder *s)
 	const struct rwk_encoding *e = s->chunk;
 	const int bits = rwk_codec_bits(e->codec), random = e->stochastic || e->codec == RWK_CODEC_TERNARY;
 	uint8_t *scales = s->payload + RWK_CODEC_HEADER, *codes = scales + 4 * rwk_codec_blocks(e->n);
-	float u[RWK_CODEC_BLOCK + RWK_CODED];
+	float u[4 * RWK_COUNTERS];
 
 	if (!find_scales(s, scales))
 		return 0;
@@ -174,7 +174,7 @@ static int encode_blocks(struct encoder *s)
 		struct rwk_part *p = take(s, from, random ? RWK_CODEC_BLOCK : UINT64_MAX);
 
 		if (random)
-			s->ops->uniforms(e, element / 4, RWK_CODEC_BLOCK / 4 + (element % 4 ? 16 : 0), u);
+			s->ops->uniforms(e, element / 4, u);
 		p->uniforms = u + element % 4;
 		p->scales = scales + from / RWK_CODEC_BLOCK * sizeof(float);
 		code_part(s, from, codes + from * bits / 8);

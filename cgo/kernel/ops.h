@@ -56,7 +56,8 @@ struct rwk_sources {
 	uint64_t first;
 };
 
-#define RWK_CODED 64 /* elements of a group of coded ones */
+#define RWK_CODED 64     /* elements of a group of coded ones */
+#define RWK_COUNTERS 144 /* of random numbers for a block, whose first element may be any of four that have a counter */
 
 /*
  * Blocks of a chunk that is encoded, in whole groups. Element i counts in the partial sums of the squares of inputs and of what is
@@ -93,8 +94,7 @@ struct rwk_coders {
 	void (*inputs)(const struct rwk_part *p, float *x);
 	/* Returns the bits of the largest magnitude of a block's inputs, and sets partial sums of the magnitudes if mean. */
 	int32_t (*bounds)(const struct rwk_part *p, int mean, float sums[RWK_CODED]);
-	/* Draws four numbers in [0, 1) from each of so many counters, a multiple of 16. */
-	void (*uniforms)(const struct rwk_encoding *e, uint64_t counter, int counters, float *u);
+	void (*uniforms)(const struct rwk_encoding *e, uint64_t counter, float u[4 * RWK_COUNTERS]);
 	/* Writes the codes of the inputs, and what stays in memory. */
 	void (*code)(int codec, int stochastic, struct rwk_part *p, uint64_t from, uint64_t to);
 	/* Sets a bit for each element of groups whose magnitude has bits from least to most. */

@@ -29,39 +29,6 @@ FN vi vi_widen(const void *p)
 	return vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(bytes))));
 }
 
-/* Stores the lowest bytes. */
-FN void vi_bytes(void *p, vi x)
-{
-	int16x4_t h = vmovn_s32(x);
-	uint32_t bytes = vget_lane_u32(vreinterpret_u32_s8(vmovn_s16(vcombine_s16(h, h))), 0);
-
-	memcpy(p, &bytes, sizeof bytes);
-}
-
-typedef uint64x2_t vw; /* words, each in 64 bits */
-
-/* Returns the products of the lower halves. */
-FN vw vw_product(vw x, uint32_t factor)
-{
-	return vmull_u32(vmovn_u64(x), vdup_n_u32(factor));
-}
-
-/* Returns counters that vw_first and vw_second bring into order. */
-FN vw vw_counters(uint64_t first)
-{
-	return (vw){first, first + 1};
-}
-
-FN vw vw_first(vw x, vw y)
-{
-	return vzip1q_u64(x, y);
-}
-
-FN vw vw_second(vw x, vw y)
-{
-	return vzip2q_u64(x, y);
-}
-
 /* Returns sum + x * y, whose product is exact. */
 FN vf vf_add_product(vf sum, vf x, vf y)
 {

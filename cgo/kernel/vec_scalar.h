@@ -24,23 +24,6 @@ FN vi vi_widen(const void *p)
 	return *(const int8_t *)p;
 }
 
-FN void vi_bytes(void *p, vi x)
-{
-	*(int8_t *)p = (int8_t)x;
-}
-
-typedef uint64_t vw; /* words, each in 64 bits */
-
-FN vw vw_product(vw x, uint32_t factor)
-{
-	return (uint64_t)(uint32_t)x * factor;
-}
-
-FN vw vw_counters(uint64_t first)
-{
-	return first;
-}
-
 /* Returns sum + x * y, whose product is exact. */
 FN vf vf_add_product(vf sum, vf x, vf y)
 {

@@ -101,34 +101,6 @@ FN void vi_pack(uint8_t *to, const vi x[4], int bits)
 #endif
 }
 
-typedef uint64_t vw __attribute__((vector_size(4 * WIDTH))); /* words, each in 64 bits */
-
-/* Returns the products of the lower halves. */
-FN vw vw_product(vw x, uint32_t factor)
-{
-	return (vw)V(mul_epu32)((vi)x, V(set1_epi32)((int)factor));
-}
-
-/* Returns counters that vw_first and vw_second bring into order. */
-FN vw vw_counters(uint64_t first)
-{
-	vw counters = {0};
-
-	for (uint64_t l = 0; l < WIDTH / 2; l++)
-		counters[l] = l / 2 + l % 2 * (WIDTH / 4);
-	return counters + first;
-}
-
-FN vw vw_first(vw x, vw y)
-{
-	return (vw)V(unpacklo_epi64)((vi)x, (vi)y);
-}
-
-FN vw vw_second(vw x, vw y)
-{
-	return (vw)V(unpackhi_epi64)((vi)x, (vi)y);
-}
-
 /* Returns sum + x * y, whose product is exact. */
 FN vf vf_add_product(vf sum, vf x, vf y)
 {
