@@ -132,11 +132,12 @@ FN vn minifloat_code(const struct minifloat f, vf y, vf *level)
 	return (NUMBERS(sum) - round + (exponent >> drop) - (f.least << f.mantissa)) | (NUMBERS(y) >> 24 & ~0x7f);
 }
 
+/* Returns the level of a code with its sign in all higher bits. */
 FN vf minifloat_level(const struct minifloat f, vn code)
 {
-	vf a = FLOATS((code & 0x7f) << (23 - f.mantissa)) * FLOATS(vn_all((f.least + 126) << 23));
+	const int up = 23 - f.mantissa;
 
-	return FLOATS(NUMBERS(a) | (-(code >> 7 & 1) & INT32_MIN));
+	return FLOATS(code << up & (INT32_MIN | 0x7f << up)) * FLOATS(vn_all((f.least + 126) << 23));
 }
 
 /* Returns the sign bits of x, the first lane's lowest. */
