@@ -103,7 +103,8 @@ func (s *Shard) try(c *store.Chunk, m *reduce.Message) {
 			t.add(TensorGauge{by.ID, uint64(c.Elems), kernel.SumSq(k.ISA, values, uint64(c.Elems)), 0})
 		case by.Bytes(int(c.Elems)) < int(m.Bytes):
 			e := s.Store.Encoding(c, by)
-			e.Values, e.Payload = values, payload
+			// What an earlier one has left is finite, so that nothing of it comes along.
+			e.Values, e.Payload, e.Memory, e.Factor = values, payload, s.buffers.Addr(store.NumBuffers+2), 0
 			if e.Run(k.ISA) < s.Store.WireBytes(c) {
 				h := codec.HeaderOf(store.Bytes(payload, codec.HeaderBytes))
 				t.add(TensorGauge{by.ID, uint64(c.Elems), float64(h.Energy), float64(h.Lost)})

@@ -10,9 +10,9 @@ import (
 // cache.
 const NumBuffers = 32
 
-// ScaledBuffers is the number of further buffers that hold a scaled gradient in f32, whatever the wire's type, or a gradient and
-// what a candidate makes of it.
-const ScaledBuffers = 2
+// ScaledBuffers is the number of further buffers that hold a scaled gradient in f32, whatever the wire's type, or a gradient,
+// what a candidate makes of it, and what that leaves.
+const ScaledBuffers = 3
 
 // NoBuffer stands for no buffer.
 const NoBuffer = -1
