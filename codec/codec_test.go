@@ -190,7 +190,7 @@ func TestRoundingIsToTheNearestLevel(t *testing.T) {
 				largest = max(largest, abs(x[i]))
 			}
 			_, sent := s.sent(t, x, nil, Key{})
-			scale := float64(scalePower(s, x))
+			scale := float64(scalePower(&table[s.ID], s, x))
 			for i, v := range x {
 				least := math.Inf(1)
 				for code := range uint32(1) << codes {
@@ -210,7 +210,7 @@ func TestRoundingIsToTheNearestLevel(t *testing.T) {
 func TestStochasticRoundingStaysWithinReach(t *testing.T) {
 	for _, s := range []Spec{{ID: Int8, Stochastic: true}, {ID: Int4, Stochastic: true}} {
 		most := table[s.ID].most - 1
-		if code := codeInt(s, most, 1, 1-0x1p-24); table[s.ID].level(code&(1<<table[s.ID].bits-1)) != most {
+		if code := codeInt(&table[s.ID], s, most, 1, 1-0x1p-24); table[s.ID].level(code&(1<<table[s.ID].bits-1)) != most {
 			t.Errorf("%v: %v has code %#x", s, most, code)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -25,15 +24,9 @@ func kernelTable() string {
  */
 #define RWK_EACH_CODEC(X)`)
 	for id := range codecs {
-		var reach [2]uint32
-		if slices.Contains([]ID{Int8, Int4, E4M3, E5M2}, id) {
-			for i := range reach {
-				exponent, mantissa := Spec{ID: id, Stochastic: i == 1}.reach()
-				reach[i] = (127+exponent)<<23 | mantissa
-			}
-		}
 		name := strings.ToUpper(strings.ReplaceAll(table[id].name, "-", "_"))
-		fmt.Fprintf(&b, " \\\n\tX(%s, %d, %#x, %#x)", name, table[id].bits, reach[0], reach[1])
+		fmt.Fprintf(&b, " \\\n\tX(%s, %d, %#x, %#x)", name, table[id].bits, bits(table[id].reach),
+			bits(table[id].whole))
 	}
 	b.WriteString("\n\n/* The bound of a level's magnitude, by codec. */\n#define RWK_CODEC_LEVELS {")
 	for id := range codecs {

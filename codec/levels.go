@@ -16,32 +16,17 @@ func largest(x []float32) (m float32) {
 	return m
 }
 
-// reach returns the largest magnitude over its scale that a codec has a level for, as the exponent and the mantissa of an f32.
-func (s Spec) reach() (exponent, mantissa uint32) {
-	switch {
-	case s.ID == E4M3:
-		return 8, 0x600000 // 448
-	case s.ID == E5M2:
-		return 15, 0x600000 // 57344
-	case s.ID == Int8 && s.Stochastic:
-		return 6, 0x7e0000 // 127
-	case s.ID == Int8:
-		return 6, 0x7effff // just below 127.5, which would round to 128
-	case s.Stochastic:
-		return 2, 0x600000 // 7
-	}
-	return 2, 0x6fffff // just below 7.5
-}
-
 // scalePower returns the smallest power of two that brings the largest magnitude within reach, or 0 for a block of zeros. It
 // is a normal number, and so is its inverse.
-func scalePower(s Spec, x []float32) float32 {
-	m := bits(largest(x))
+func scalePower(t *properties, s Spec, x []float32) float32 {
+	m, reach := bits(largest(x)), bits(t.reach)
+	if s.Stochastic {
+		reach = bits(t.whole)
+	}
 	if m == 0 {
 		return 0
 	}
-	exponent, mantissa := s.reach()
-	e := (m + 0x7fffff - mantissa) >> 23
+	exponent, e := reach>>23-127, (m+0x7fffff-reach&0x7fffff)>>23
 	return float((max(e, exponent+1) - exponent) << 23)
 }
 
@@ -56,56 +41,37 @@ func inverse(scale float32) float32 {
 // integer rounds x to even; to 2^22 it is exact. The sum's lowest bits are the integer's, in two's complement.
 const integer = 3 << 22
 
-func codeInt(s Spec, x, scale, u float32) uint32 {
+func codeInt(t *properties, s Spec, x, scale, u float32) uint32 {
 	y := x * inverse(scale)
-	if s.Stochastic {
-		most := 127.0 // y+u may round up to the next integer
-		if s.ID == Int4 {
-			most = 7
-		}
-		return uint32(int32(min(math.Floor(float64(float32(y+u))), most)))
+	if s.Stochastic { // y+u may round up to the next integer
+		return uint32(int32(min(math.Floor(float64(float32(y+u))), float64(t.whole))))
 	}
 	return bits(float32(y + integer))
 }
 
-// minifloat is a float of 8 bits, of so many for the mantissa.
-type minifloat struct {
-	mantissa  uint32
-	bias      uint32
-	subnormal float32 // 2^23 times the smallest magnitude: adding it rounds to a multiple of that
-}
+// minifloat is a float of 8 bits, of so many for the mantissa. least is the exponent of its smallest normal number, as in an f32.
+type minifloat struct{ mantissa, least uint32 }
 
-var (
-	e4m3 = minifloat{3, 7, 1 << 14}
-	e5m2 = minifloat{2, 15, 1 << 7}
-)
+var e4m3, e5m2 = minifloat{3, 121}, minifloat{2, 113}
 
-// code rounds to even. x is within reach.
-func (f *minifloat) code(x, scale float32) uint32 {
-	y := x * inverse(scale)
-	sign, a := bits(y)>>31<<7, abs(y)
-	drop, rebias := 23-f.mantissa, (127-f.bias)<<23
-	if bits(a) < rebias+1<<23 {
-		return sign | bits(float32(a+f.subnormal)) - bits(f.subnormal)
-	}
-	b := bits(a) - rebias
-	return sign | (b+1<<(drop-1)-1+b>>drop&1)>>drop
+// code rounds to even, by adding 1.5 * 2^23 times the last place. x is within reach.
+func (f minifloat) code(_ *properties, _ Spec, x, scale, _ float32) uint32 {
+	y, drop := x*inverse(scale), 23-f.mantissa
+	exponent := max(bits(y)&0x7f800000, f.least<<23)
+	round := exponent + drop<<23 | 1<<22
+	last := bits(float32(abs(y)+float(round))) - round
+	return bits(y)>>31<<7 | last + exponent>>drop - f.least<<f.mantissa
 }
 
 // level widens a code. All exponents are those of numbers: the format's infinities and NaNs are read as the numbers that would
 // follow, and no code is sent that stands for one.
-func (f *minifloat) level(code uint32) float32 {
+func (f minifloat) level(code uint32) float32 {
 	a := float((code & 0x7f) << (23 - f.mantissa))
-	return float(bits(a*float((254-f.bias)<<23)) | code>>7<<31)
+	return float(bits(a*float((f.least+126)<<23)) | code>>7<<31)
 }
 
-func codeE4M3(_ Spec, x, scale, _ float32) uint32 { return e4m3.code(x, scale) }
-func codeE5M2(_ Spec, x, scale, _ float32) uint32 { return e5m2.code(x, scale) }
-func levelE4M3(code uint32) float32               { return e4m3.level(code) }
-func levelE5M2(code uint32) float32               { return e5m2.level(code) }
-
 // scaleMean returns the mean magnitude, at most bound. Element i goes to partial sum i mod 64, and the sums are added in halves.
-func scaleMean(_ Spec, x []float32) float32 {
+func scaleMean(_ *properties, _ Spec, x []float32) float32 {
 	var part partials
 	for i, v := range x {
 		part[i%len(part)] += abs(v)
@@ -125,10 +91,10 @@ func (p *partials) sum() float32 {
 	return p[0]
 }
 
-func codeSign(_ Spec, x, _, _ float32) uint32 { return bits(x) >> 31 }
+func codeSign(_ *properties, _ Spec, x, _, _ float32) uint32 { return bits(x) >> 31 }
 
 // codeTwoBit is MXNet's 2bit (src/kvstore/gradient_compression-inl.h): the threshold from it on, by its sign, else 0.
-func codeTwoBit(_ Spec, x, threshold, _ float32) uint32 {
+func codeTwoBit(_ *properties, _ Spec, x, threshold, _ float32) uint32 {
 	if abs(x) < threshold {
 		return 0
 	}
@@ -136,7 +102,7 @@ func codeTwoBit(_ Spec, x, threshold, _ float32) uint32 {
 }
 
 // codeTernary is TernGrad's (Wen et al., NeurIPS 2017, equation 2): the largest magnitude with the probability that keeps the mean.
-func codeTernary(_ Spec, x, scale, u float32) uint32 {
+func codeTernary(_ *properties, _ Spec, x, scale, u float32) uint32 {
 	if float32(u*scale) < abs(x) {
 		return ternary(x)
 	}

@@ -188,7 +188,7 @@ func (s Spec) encodeDense(p []byte, x []float32, key Key) {
 	scales, codes := p[:4*blocks(len(x))], p[4*blocks(len(x)):]
 	for b := range blocks(len(x)) {
 		block := x[b*Block : min((b+1)*Block, len(x))]
-		scale := t.scale(s, block)
+		scale := t.scale(t, s, block)
 		putFloat(scales[4*b:], scale)
 		for i, v := range block {
 			var u float32
@@ -196,7 +196,7 @@ func (s Spec) encodeDense(p []byte, x []float32, key Key) {
 				u = key.uniform(uint64(b*Block + i))
 			}
 			bit := (b*Block + i) * t.bits
-			codes[bit/8] |= uint8(t.code(s, v, scale, u)&(1<<t.bits-1)) << (bit % 8)
+			codes[bit/8] |= uint8(t.code(t, s, v, scale, u)&(1<<t.bits-1)) << (bit % 8)
 		}
 	}
 }

@@ -27,39 +27,43 @@ const (
 	codecs
 )
 
-// table holds all properties of each codec.
-var table = [codecs]struct {
+// properties are all that is known of a codec.
+type properties struct {
 	name string
 	bits int // of a code; 0 without codes
 	// feedback tells that training needs the residual: without it the codec's bias shows on skewed data.
 	feedback bool
-	// param is the meaning of the parameter that follows the name after a colon, if it takes one: its values from above lo to hi.
-	param  string
-	lo, hi float64
-	preset float64
+	// param is the meaning of the parameter that follows the name after a colon, if it takes one: its values from above 0 to hi.
+	param      string
+	hi, preset float64
+	// reach is the largest magnitude that has a code at scale 1, if scales are powers of two, and whole the largest level, to which
+	// stochastic rounding reaches.
+	reach, whole float32
 	// scale returns the scale of a block of finite elements.
-	scale func(s Spec, x []float32) float32
+	scale func(t *properties, s Spec, x []float32) float32
 	// code returns the code of an element. u is uniform in [0, 1), for codecs that round stochastically.
-	code func(s Spec, x, scale, u float32) uint32
+	code func(t *properties, s Spec, x, scale, u float32) uint32
 	// level returns the level of a code, whose magnitude is at most most.
 	level func(code uint32) float32
 	most  float32
-}{
+}
+
+var table = [codecs]properties{
 	Raw: {name: "none"},
-	Int8: {name: "int8", bits: 8, scale: scalePower, code: codeInt, level: func(c uint32) float32 { return float32(int8(c)) },
-		most: 128},
-	Int4: {name: "int4", bits: 4, scale: scalePower, code: codeInt, level: func(c uint32) float32 { return float32(int8(c<<4) >> 4) },
-		most: 8},
+	// Above these, 127.5 and 7.5 would round to 128 and 8.
+	Int8: {name: "int8", bits: 8, reach: 127.5 - 0x1p-17, whole: 127, scale: scalePower, code: codeInt,
+		level: func(c uint32) float32 { return float32(int8(c)) }, most: 128},
+	Int4: {name: "int4", bits: 4, reach: 7.5 - 0x1p-21, whole: 7, scale: scalePower, code: codeInt,
+		level: func(c uint32) float32 { return float32(int8(c<<4) >> 4) }, most: 8},
 	Sign: {name: "sign", bits: 1, feedback: true, scale: scaleMean, code: codeSign,
 		level: func(c uint32) float32 { return 1 - 2*float32(c) }, most: 1},
-	TwoBit: {name: "2bit", bits: 2, feedback: true, param: "threshold", hi: 1 << 125, preset: 0.5,
-		scale: func(s Spec, _ []float32) float32 { return float32(s.Param) }, code: codeTwoBit, level: levelTernary,
-		most: 2},
-	Ternary: {name: "ternary", bits: 2, feedback: true, scale: func(_ Spec, x []float32) float32 { return largest(x) },
-		code: codeTernary, level: levelTernary, most: 2},
+	TwoBit: {name: "2bit", bits: 2, feedback: true, param: "threshold", hi: 1 << 125, preset: 0.5, code: codeTwoBit,
+		scale: func(_ *properties, s Spec, _ []float32) float32 { return float32(s.Param) }, level: levelTernary, most: 2},
+	Ternary: {name: "ternary", bits: 2, feedback: true, code: codeTernary,
+		scale: func(_ *properties, _ Spec, x []float32) float32 { return largest(x) }, level: levelTernary, most: 2},
 	TopK: {name: "topk", feedback: true, param: "share", hi: 1, preset: 0.01},
-	E4M3: {name: "fp8-e4m3", bits: 8, scale: scalePower, code: codeE4M3, level: levelE4M3, most: 480},
-	E5M2: {name: "fp8-e5m2", bits: 8, scale: scalePower, code: codeE5M2, level: levelE5M2, most: 114688},
+	E4M3: {name: "fp8-e4m3", bits: 8, reach: 448, whole: 448, scale: scalePower, code: e4m3.code, level: e4m3.level, most: 480},
+	E5M2: {name: "fp8-e5m2", bits: 8, reach: 57344, whole: 57344, scale: scalePower, code: e5m2.code, level: e5m2.level, most: 114688},
 }
 
 func (id ID) String() string {
@@ -105,9 +109,9 @@ func (s Spec) with(text, param string, given bool) (Spec, error) {
 	if percent {
 		x /= 100
 	}
-	if err != nil || !(x > t.lo && x <= t.hi) {
-		return Spec{}, fmt.Errorf("codec %q: the %s is %q: use a number above %v and up to %v, as in %s:%v", text, t.param, param, t.lo,
-			t.hi, t.name, t.preset)
+	if err != nil || !(x > 0 && x <= t.hi) {
+		return Spec{}, fmt.Errorf("codec %q: the %s is %q: use a number above 0 and up to %v, as in %s:%v", text, t.param, param, t.hi,
+			t.name, t.preset)
 	}
 	s.Param = x
 	return s, nil
