@@ -254,12 +254,16 @@ func TestAStepSurvivesALinkThatGoesDown(t *testing.T) {
 
 // A lost queue loses its completions. None of them had been acknowledged here, so nothing is missing.
 func TestAStepSurvivesALostCompletionQueueOrQueuePair(t *testing.T) {
+	seeds := uint64(8)
+	if testing.Short() {
+		seeds = 3
+	}
 	for name, faults := range map[string]simfabric.Network{
 		"completion queue": {CQOverrun: 65536, FatalMax: 1},
 		"queue pair":       {QPFail: 65536, FatalMax: 3},
 	} {
 		for _, tc := range resumeCases {
-			for seed := range uint64(8) {
+			for seed := range seeds {
 				t.Run(fmt.Sprintf("%s/%s/%d", name, tc.name, seed), func(t *testing.T) {
 					cfg := resumeConfig(tc.mode, tc.rule, tc.wire)
 					cfg.Arena, cfg.Copy, cfg.Job.Compress = tc.arena, tc.copy, pair(t, tc.codecs, true)
