@@ -150,16 +150,17 @@ func New(c Config) *Controller {
 }
 
 // Line returns a decision's line in the log, such as "3 from step 152: int4*12 int8 none*3".
-func (n *Controller) Line(d Decision) string {
+func (c *Controller) Line(d Decision) string {
 	line := fmt.Sprintf("%d from step %d:", d.Version, d.Step)
-	for from, g := 0, 1; g <= len(d.Codecs); g++ {
-		if g < len(d.Codecs) && d.Codecs[g] == d.Codecs[from] {
-			continue
+	for rest := d.Codecs; len(rest) > 0; {
+		n := 1
+		for n < len(rest) && rest[n] == rest[0] {
+			n++
 		}
-		if line += " " + n.table.codecs[d.Codecs[from]].Name; g-from > 1 {
-			line += fmt.Sprint("*", g-from)
+		if line += " " + c.table.names[rest[0]]; n > 1 {
+			line += fmt.Sprint("*", n)
 		}
-		from = g
+		rest = rest[n:]
 	}
 	return line
 }
@@ -173,18 +174,16 @@ func (n *Controller) Bandwidth(rank int) float64 { return n.links[rank].bandwidt
 // Hold makes a candidate, or none, the codec of all groups, from the step on for which all ranks accept it, and keeps it. If the
 // name is [Auto], the controller chooses again. On an error it goes on as before.
 func (n *Controller) Hold(name string) error {
-	if name == Auto {
+	i := slices.Index(n.table.names, name)
+	switch {
+	case name == Auto:
 		n.held = nil
-		return nil
+	case i < 0:
+		return fmt.Errorf("codec %q is not a candidate: use one of %s", name, strings.Join(n.table.names, ", "))
+	default:
+		n.held = slices.Repeat([]uint8{uint8(i)}, len(n.table.groups))
 	}
-	var names []string
-	for i, c := range n.table.codecs {
-		if names = append(names, c.Name); c.Name == name {
-			n.held = slices.Repeat([]uint8{uint8(i)}, len(n.table.groups))
-			return nil
-		}
-	}
-	return fmt.Errorf("codec %q is not a candidate: use one of %s", name, strings.Join(names, ", "))
+	return nil
 }
 
 // On appends the acts that follow from an event.
@@ -316,8 +315,8 @@ func (n *Controller) choose(budget float64, near bool) Decision {
 // reachable returns the hull of the codecs that a group may have next: the present one, and those a rung of all codecs' hull from
 // it if they must be near, or else any with fewer bytes.
 func (n *Controller) reachable(g int, near bool) []point {
-	points := make([]point, 1, 1+len(n.table.codecs))
-	for c := range n.table.codecs {
+	points := make([]point, 1, 1+len(n.table.names))
+	for c := range n.table.names {
 		i := n.table.at(g, uint8(c))
 		points = append(points, point{uint8(c), n.table.bytes[i], n.worth[g] * (1 - n.table.lost[i])})
 	}

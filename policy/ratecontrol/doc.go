@@ -36,16 +36,12 @@
 //
 // # ACE-Sync
 //
-// Yang, Lin, Wei: ACE-Sync, 2026. Its equations have gaps; these are the readings.
+// Of the equations of ACE-Sync (Yang, Lin, Wei, 2026), which have gaps, these are the readings; others are in docs/compression.md.
 //
 //	2      what to send: the knapsack over all groups, instead of the fraction p of the elements
 //	3, 4   law=ace: a group is worth its elements times 0.5*sigmoid(z(log RMS) + z(log variance)) + 0.5*weight, where z centers
 //	       and scales over the groups. The variance is that of the RMS over steps.
 //	5      law=ace without a budget: raw bytes / (1 + 31*exp(-0.02*B)), with B in Mb/s
-//	6, 7   a codec, and error feedback with gamma 1: package codec
-//	8      the aggregator's sum of decoded payloads
 //
-// Equation 9, intervals that follow the drift, is not of codecs (hierarchy/outer has it); and nothing depends on the clusters. Both
-// laws share groups, knapsack and calm, and differ in worth and budget alone. With the same budget, law=greedy lost 5 to 19 % less
-// energy in simulation.
+// Both laws share groups, knapsack and calm. With the same budget, law=greedy lost 5 to 19 % less energy in simulation.
 package ratecontrol

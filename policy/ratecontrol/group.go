@@ -41,28 +41,31 @@ const (
 	probing  = 0.5  // weight of a probe in a distortion
 )
 
-// table holds what is known of all groups and codecs. Entries of group g and codec c lie at g*len(codecs)+c.
+// table holds what is known of all groups and codecs. Entries of group g and codec c lie at g*len(names)+c.
 type table struct {
 	groups []Group
-	codecs []Codec
+	names  []string // of codecs
 	bytes  []int64
 	lost   []float64 // distortion
 	raw    int64
 	chunks int
 
-	density       []float64  // mean square of an element; negative until known
+	density       []float64  // mean square of an element; -1 until known
 	rms, variance []float64  // its root, and how that varies from step to step
 	rows          [][]Sample // by rank and group; nil if folded, without elements if unknown
 }
 
 func (t *table) init(groups []Group, codecs []Codec, ranks int) {
 	n := len(groups)
-	t.codecs = append([]Codec{{Name: RawName, Bytes: func(n int) int { return 4 * n }}}, codecs...)
+	codecs = append([]Codec{{Name: RawName, Bytes: func(n int) int { return 4 * n }}}, codecs...)
+	for _, c := range codecs {
+		t.names = append(t.names, c.Name)
+	}
 	t.rms, t.variance, t.rows = make([]float64, n), make([]float64, n), make([][]Sample, ranks)
 	for _, g := range groups {
 		g.Weight, g.Chunk = cmp.Or(g.Weight, 1), cmp.Or(g.Chunk, g.Elems)
 		whole, rest := g.Elems/g.Chunk, g.Elems%g.Chunk
-		for _, c := range t.codecs {
+		for _, c := range codecs {
 			n := int64(whole) * int64(c.Bytes(g.Chunk))
 			if rest > 0 {
 				n += int64(c.Bytes(rest))
@@ -75,7 +78,7 @@ func (t *table) init(groups []Group, codecs []Codec, ranks int) {
 	}
 }
 
-func (t *table) at(g int, c uint8) int { return g*len(t.codecs) + int(c) }
+func (t *table) at(g int, c uint8) int { return g*len(t.names) + int(c) }
 
 // length returns the bytes of a step.
 func (t *table) length(codecs []uint8) (n int64) {
@@ -87,8 +90,8 @@ func (t *table) length(codecs []uint8) (n int64) {
 
 // valid reports whether a sample can be true.
 func (t *table) valid(s Sample) bool {
-	finite := func(x float64) bool { return x >= 0 && !math.IsInf(x, 1) }
-	return s.Group >= 0 && s.Group < len(t.groups) && int(s.Codec) < len(t.codecs) && s.Elems > 0 && finite(s.Energy) && finite(s.Lost)
+	return s.Group >= 0 && s.Group < len(t.groups) && int(s.Codec) < len(t.names) && s.Elems > 0 && s.Energy >= 0 && s.Lost >= 0 &&
+		!math.IsInf(s.Energy+s.Lost, 1)
 }
 
 // measured takes what the headers of a rank's chunks tell of a step. When all live ranks have told, it folds their samples in rank
@@ -178,18 +181,17 @@ func (s *Spec) worth(t *table, to []float64) {
 		}
 		return
 	}
-	typical, sum, n := 1.0, 0.0, 0.0
+	known, sum := 0.0, 0.0
 	for _, d := range t.density {
 		if d >= 0 {
-			sum, n = sum+d, n+1
-			typical = sum / n
+			known, sum = known+1, sum+d
 		}
 	}
 	for g, d := range t.density {
-		if d < 0 {
-			d = typical
+		if d < 0 && known > 0 {
+			d = sum / known
 		}
-		to[g] = t.groups[g].Weight * d * float64(t.groups[g].Elems)
+		to[g] = t.groups[g].Weight * math.Abs(d) * float64(t.groups[g].Elems)
 	}
 }
 
