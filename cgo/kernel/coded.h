@@ -71,11 +71,9 @@ FN int32_t bounds_as(const struct rwk_part *p, int mean, float sums[RWK_CODED])
 		for (int v = 0; v < TOGETHER; v++)
 			vf_store(sums + first + v * WIDTH, sum[v]);
 	}
-	vn largest = most[0];
-
 	for (int v = 1; v < TOGETHER; v++)
-		largest = (vn)vi_max((vi)largest, (vi)most[v]);
-	memcpy(lanes, &largest, sizeof lanes);
+		most[0] = (vn)vi_max((vi)most[0], (vi)most[v]);
+	memcpy(lanes, &most[0], sizeof lanes);
 	for (int j = 0; j < WIDTH; j++)
 		all = lanes[j] > all ? lanes[j] : all;
 	return all;

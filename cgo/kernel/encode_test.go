@@ -12,8 +12,7 @@ import (
 
 // specs are all codecs, with different parameters.
 var specs = func() (out []codec.Spec) {
-	for _, text := range []string{"int8", "int4", "int8:stochastic", "int4:stochastic", "sign", "2bit:0.5", "ternary", "topk:1%",
-		"topk:10%", "topk:1", "topk:60%", "fp8-e4m3", "fp8-e5m2", "none"} {
+	for _, text := range append(codec.Names(), "int8:stochastic", "int4:stochastic", "topk:10%", "topk:1", "topk:60%") {
 		s, err := codec.Parse(text)
 		if err != nil {
 			panic(err)
