@@ -21,7 +21,6 @@ from ._optimizers import MOMENTUM, Rule, repeats, rule_of
 TYPE = "dist_sync_rackweave"
 
 TYPES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
-CODECS = ("none", "int8", "int4", "sign", "2bit", "ternary", "topk", "fp8-e4m3", "fp8-e5m2")
 DENSE = "use dense ones (sparse_grad=False, stype='default')"
 
 
@@ -121,10 +120,10 @@ class RackWeave(KVStoreBase):
             if not 0 < threshold < math.inf:
                 raise ConfigError(f"gradient compression {compression_params}: use a finite threshold above 0")
             kind = f"2bit:{threshold!r}/none"
-        if params or not isinstance(kind, str) or re.split("[:/]", kind)[0] not in CODECS:
+        if params or not isinstance(kind, str):
             raise ConfigError(
                 f"gradient compression {compression_params}: use {{'type': '2bit', 'threshold': a number above 0}}, "
-                f"or a type of {', '.join(CODECS)}"
+                "or a type that init takes as compress, such as int8"
             )
         changed, self._codecs = kind != self._codecs, kind
         if changed:

@@ -14,6 +14,7 @@ from common import RANK, WORKERS, data, mx, network, parameters, seed
 
 import rackweave
 from rackweave._open import open_sessions
+from rackweave.errors import RefusedError
 from rackweave.mxnet import _arena, _engine
 
 CHECKS = []
@@ -145,8 +146,11 @@ def bad_values_are_refused():
     kv.set_optimizer(mx.optimizer.SGD())
     raises(ValueError, "give a file of save_states", kv.load_optimizer_states, __file__)
     kv = store()
-    raises(ValueError, "1bit", kv.set_gradient_compression, {"type": "1bit"})
     raises(ValueError, "no optimizer", kv.save_optimizer_states, "/dev/null")
+    kv.set_gradient_compression({"type": "1bit"})
+    raises(RefusedError, 'unknown codec "1bit": use one of none', kv.pushpull, "g", mine(4))
+    kv.set_gradient_compression({"type": "auto:codecs=int4"})
+    kv.pushpull("g", mine(4))
 
 
 @check
