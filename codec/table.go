@@ -80,8 +80,7 @@ type Spec struct {
 	Param      float64 // 2bit: the threshold; topk: the share of the elements, to 1
 }
 
-// Parse returns the codec that text names: none, int8, int4, int8:stochastic, int4:stochastic, sign, 2bit:THRESHOLD, ternary,
-// topk:SHARE as a number or in percent, fp8-e4m3 or fp8-e5m2.
+// Parse returns the codec that text names: one of [Names], alone or with a parameter, as in int8:stochastic, 2bit:0.5 or topk:1%.
 func Parse(text string) (Spec, error) {
 	name, param, given := strings.Cut(text, ":")
 	for id := range codecs {
