@@ -42,23 +42,17 @@ static uint16_t index_at(const uint8_t *indexes, uint64_t i)
 static void scatter_indexed(const uint8_t *values, uint64_t k, float *x, uint64_t from, uint64_t to)
 {
 	const uint8_t *indexes = values + 4 * k;
-	uint64_t low = 0, high = k;
+	uint64_t next = 0;
 
-	while (low < high) {
-		uint64_t middle = (low + high) / 2;
-
-		if (index_at(indexes, middle) < from)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	for (; low < k; low++) {
-		uint64_t i = index_at(indexes, low) - from;
+	while (next < k && index_at(indexes, next) < from)
+		next++;
+	for (; next < k; next++) {
+		uint64_t i = index_at(indexes, next) - from;
 		float v;
 
 		if (i >= to - from)
 			break;
-		memcpy(&v, values + 4 * low, sizeof v);
+		memcpy(&v, values + 4 * next, sizeof v);
 		x[i] += v;
 	}
 }

@@ -45,43 +45,38 @@ LOOP void inputs(const struct rwk_part *part, float *x)
 			vf_store(x + i + v, input(p.values, p.memory, vf_all(p.factor), i + v));
 }
 
-FN int32_t bounds_as(const struct rwk_part *p, int mean, float sums[RWK_CODED])
+LOOP int32_t bounds(const struct rwk_part *part, float sums[RWK_CODED])
 {
-	const vf factor = vf_all(p->factor);
-	const float *values = p->values, *memory = p->memory;
-	vn most[TOGETHER] = {0};
-	int32_t lanes[WIDTH], all = 0;
+	const struct rwk_part p = *part;
+	int32_t lanes[WIDTH], most = 0;
+	vn all[TOGETHER] = {0};
 
 	for (uint64_t first = 0; first < RWK_CODED; first += STEP) {
 		vf sum[TOGETHER] = {0};
 
-		for (uint64_t at = first; at < p->n; at += RWK_CODED) {
-			for (int line = 0; line < STEP / 16; line++) {
-				__builtin_prefetch(values + at + 16 * line + RWK_AHEAD / 4);
-				__builtin_prefetch(memory + at + 16 * line + RWK_AHEAD / 4, 1);
+		for (uint64_t at = first; at < p.n; at += RWK_CODED) {
+			for (uint64_t line = at; line < at + STEP; line += RWK_LINE / sizeof(float)) {
+				__builtin_prefetch(p.values + line + RWK_AHEAD / 4);
+				__builtin_prefetch(p.memory + line + RWK_AHEAD / 4, 1);
 			}
 			for (int v = 0; v < TOGETHER; v++) {
-				vn x = magnitude(input(values, memory, factor, at + v * WIDTH));
+				vn x = magnitude(input(p.values, p.memory, vf_all(p.factor), at + v * WIDTH));
 
-				most[v] = (vn)vi_max((vi)most[v], (vi)x);
-				if (mean)
-					sum[v] = sum[v] + FLOATS(x);
+				all[v] = (vn)vi_max((vi)all[v], (vi)x);
+				sum[v] = sum[v] + FLOATS(x);
 			}
 		}
 		for (int v = 0; v < TOGETHER; v++)
 			vf_store(sums + first + v * WIDTH, sum[v]);
 	}
-	for (int v = 1; v < TOGETHER; v++)
-		most[0] = (vn)vi_max((vi)most[0], (vi)most[v]);
-	memcpy(lanes, &most[0], sizeof lanes);
-	for (int j = 0; j < WIDTH; j++)
-		all = lanes[j] > all ? lanes[j] : all;
-	return all;
-}
+	vn largest = all[0];
 
-LOOP int32_t bounds(const struct rwk_part *p, int mean, float sums[RWK_CODED])
-{
-	return mean ? bounds_as(p, 1, sums) : bounds_as(p, 0, sums);
+	for (int v = 1; v < TOGETHER; v++)
+		largest = (vn)vi_max((vi)largest, (vi)all[v]);
+	memcpy(lanes, &largest, sizeof lanes);
+	for (int l = 0; l < WIDTH; l++)
+		most = lanes[l] > most ? lanes[l] : most;
+	return most;
 }
 
 /* Draws four numbers in [0, 1) from each counter, of 24 bits, by Philox4x32-10. */
@@ -138,12 +133,6 @@ FN vf minifloat_level(const struct minifloat f, vn code)
 	const int up = 23 - f.mantissa;
 
 	return FLOATS(code << up & (INT32_MIN | 0x7f << up)) * FLOATS(vn_all((f.least + 126) << 23));
-}
-
-/* Returns the sign bits of x, the first lane's lowest. */
-FN uint64_t signs_of(vn x)
-{
-	return vi_signs((vi)x);
 }
 
 #ifndef PACKS
@@ -211,7 +200,7 @@ FN void code_block(int codec, int stochastic, struct rwk_part *p, float of, uint
 					level = zero + level;
 					break;
 				case RWK_CODEC_SIGN:
-					signs |= signs_of(NUMBERS(x)) << (v * WIDTH);
+					signs |= vi_signs((vi)NUMBERS(x)) << (v * WIDTH);
 					level = FLOATS(one | (NUMBERS(x) & sign));
 					break;
 				case RWK_CODEC_2BIT:
@@ -281,7 +270,7 @@ LOOP void between(const float *x, uint64_t groups, int32_t least, int32_t most, 
 		for (int v = 0; v < PARTS; v++) {
 			vn bits = magnitude(vf_load(x + v * WIDTH));
 
-			are[i] |= signs_of(MASK(bits >= least) & MASK(bits <= most)) << (v * WIDTH);
+			are[i] |= vi_signs((vi)(MASK(bits >= least) & MASK(bits <= most))) << (v * WIDTH);
 		}
 	}
 }

@@ -32,7 +32,7 @@ static void measure(struct encoder *s)
 		s->bitmap = (n + 7) / 8 < 2 * s->kept || n > 1 << 16;
 		bytes = RWK_CODEC_HEADER + 4 * s->kept + (s->bitmap ? (n + 7) / 8 : 2 * s->kept);
 	} else if (e->codec != RWK_CODEC_NONE) {
-		bytes = RWK_CODEC_HEADER + 4 * rwk_codec_blocks(n) + (n * rwk_codec_bits(e->codec) + 7) / 8;
+		bytes = rwk_codec_bytes(e->codec, n);
 	}
 	s->bytes = bytes < raw ? bytes : raw;
 }
@@ -149,7 +149,7 @@ static int find_scales(struct encoder *s, uint8_t *scales)
 	for (uint64_t from = 0; from < e->n; from += RWK_CODEC_BLOCK, scales += sizeof(float)) {
 		const struct rwk_part *p = take(s, from, RWK_CODEC_BLOCK);
 		float sums[RWK_CODED];
-		int32_t most = s->ops->bounds(p, e->codec == RWK_CODEC_SIGN, sums);
+		int32_t most = s->ops->bounds(p, sums);
 
 		if (most >= LEAST_UNBOUNDED)
 			return 0;

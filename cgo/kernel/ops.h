@@ -92,8 +92,8 @@ struct rwk_coders {
 	void (*fold)(int codec, float *x, const struct rwk_codes *in, uint32_t count, uint64_t n, int more);
 
 	void (*inputs)(const struct rwk_part *p, float *x);
-	/* Returns the bits of the largest magnitude of a block's inputs, and sets partial sums of the magnitudes if mean. */
-	int32_t (*bounds)(const struct rwk_part *p, int mean, float sums[RWK_CODED]);
+	/* Returns the bits of the largest magnitude of a block's inputs, and sets partial sums of the magnitudes. */
+	int32_t (*bounds)(const struct rwk_part *p, float sums[RWK_CODED]);
 	void (*uniforms)(const struct rwk_encoding *e, uint64_t counter, float u[4 * RWK_COUNTERS]);
 	/* Writes the codes of the inputs, and what stays in memory. */
 	void (*code)(int codec, int stochastic, struct rwk_part *p, uint64_t from, uint64_t to);
@@ -135,6 +135,12 @@ static inline int rwk_codec_bits(int codec)
 	static const uint8_t all[] = {RWK_EACH_CODEC(RWK_BITS)};
 #undef RWK_BITS
 	return all[codec];
+}
+
+/* Returns the length of a payload of n elements, for a codec that has codes. */
+static inline uint64_t rwk_codec_bytes(int codec, uint64_t n)
+{
+	return RWK_CODEC_HEADER + 4 * rwk_codec_blocks(n) + (n * rwk_codec_bits(codec) + 7) / 8;
 }
 
 static inline uint32_t rwk_size(int dtype)
