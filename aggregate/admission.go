@@ -33,6 +33,9 @@ func (e *Engine) JobNeed(c JobConfig) Need {
 		n.Regions += len(e.lanes)
 	}
 	for _, l := range e.lanes {
+		if c.Mode == Stream {
+			n.Bytes += store.CopyBuffers * int64(chunkBytes)
+		}
 		slots := int64(0)
 		if !lazySlots(l) {
 			slots = int64(e.cfg.Window * chunkBytes)

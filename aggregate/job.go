@@ -133,7 +133,9 @@ func (j *Job) openShard(l *Lane, scratch *shard.Scratch) (*shard.Shard, error) {
 	c := &j.config
 	buffers := int64(store.NumBuffers)
 	switch {
-	case j.Gate != nil && j.Gate.Sets(), len(c.Candidates) > 0:
+	case j.Gate != nil:
+		buffers += store.ScaledBuffers + store.CopyBuffers
+	case len(c.Candidates) > 0:
 		buffers += store.ScaledBuffers
 	case c.Compress.Down.ID != codec.Raw:
 		buffers++ // for a result before it is encoded

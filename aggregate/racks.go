@@ -30,19 +30,36 @@ func (j *Job) RackCounters() []RackCounters {
 	return out
 }
 
-// Drift describes the last rounds of racks that train apart, where the steps from one to the next follow the drift.
+// Drift describes how far workers are from the common parameters when they come to meet: racks that train apart, where the steps
+// from one round to the next follow the drift, in the last round of each chunk; and workers of mode stream that send a gradient.
 type Drift struct {
-	Share       float64 // the distance between racks' and common parameters before the rounds, of the common parameters' length
-	Least, Most uint32  // steps from a chunk's last round to its next
+	Share       float64 // root of the mean of the squared distances, of the length of the common parameters
+	Least, Most uint32  // steps from a chunk's last round to its next; 0 in mode stream
 	Mean        float64
 }
 
-// Drift returns the drift of the chunks that have had a round. It reports whether there are any.
+// Drift returns the drift of racks that train apart or, of a sample, in mode stream. It reports whether there is one yet.
 func (j *Job) Drift(ctx context.Context) (d Drift, ok bool, err error) {
-	if j.config.Outer.Drift == 0 {
+	var chunks, steps, distance, length float64
+	switch {
+	case j.Gate != nil:
+		for _, s := range j.shards {
+			err := s.Flow.Borrow(ctx, func() error {
+				far, long := shard.DriftOf(s)
+				distance, length = distance+far, length+long
+				return nil
+			})
+			if err != nil {
+				return d, false, err
+			}
+		}
+		if distance > 0 {
+			d.Share = math.Sqrt(distance / length)
+		}
+		return d, length > 0, nil
+	case j.config.Outer.Drift == 0:
 		return d, false, nil
 	}
-	var chunks, steps, distance, length float64
 	err = (&Snapshot{job: j}).eachChunk(ctx, func(_ *shard.Shard, c *store.Chunk) error {
 		if r := &c.Round; r.Interval > 0 {
 			chunks, steps = chunks+1, steps+float64(r.Interval)

@@ -360,3 +360,50 @@ func TestStreamInTurnsEqualsPlainGoBitForBit(t *testing.T) {
 		})
 	}
 }
+
+// A worker's drift is how far the parameters have moved since it read them, when it sends its next gradient.
+func TestStreamMeasuresHowFarWorkersDrift(t *testing.T) {
+	for _, wire := range []chunk.DType{chunk.F32, chunk.BF16} {
+		for _, policy := range []string{"asp", "k-asp:k=1"} {
+			t.Run(fmt.Sprint(wire, " ", policy), func(t *testing.T) {
+				r, network := simRack(t, 5, "", 2, racktest.Config{
+					Lanes: 1, Window: 4, Staging: 3, Job: streamJob(t, policy), Tensors: tensorsOf(wire, 1000),
+				})
+				s := &simStream{Rack: r, t: t, network: network}
+				pulls := policy != "asp"
+				step := func(rank int, gradient float32) {
+					t.Helper()
+					w := s.workers[rank]
+					x := w.SrcF32(0)[:1000]
+					for i := range x {
+						x[i] = gradient
+					}
+					kind := chunk.OpPushPull
+					if pulls {
+						kind = chunk.OpPush
+					}
+					s.do(func() error { return w.submit(kind) })
+					s.drive(rank)
+					s.do(w.endStep)
+					s.proceed(rank, pulls)
+				}
+				drift := func(want float64) {
+					t.Helper()
+					d, ok, err := r.Job.Drift(t.Context())
+					if err != nil || ok != (want >= 0) || d.Share != max(want, 0) || d.Most != 0 {
+						t.Errorf("drift %+v, %v, %v, want %v", d, ok, err, want)
+					}
+				}
+				for _, w := range r.Workers {
+					s.workers = append(s.workers, &streamWorker{Worker: w, r: r})
+				}
+				step(0, 1) // it reads the parameters at a distance of 1 from 0
+				drift(-1)
+				step(1, 3) // and they move to 4
+				drift(-1)
+				step(0, 1)
+				drift(0.75)
+			})
+		}
+	}
+}

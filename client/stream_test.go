@@ -385,6 +385,9 @@ func TestPolicyChangesWhileAJobRuns(t *testing.T) {
 	if j.Policy != "ssp:s=0" || j.NextPolicy != "" || j.Members[1].Step != steps {
 		t.Errorf("status says policy %s, next %q, step %d", j.Policy, j.NextPolicy, j.Members[1].Step)
 	}
+	if j.Drift == nil {
+		t.Error("status says nothing of the workers' drift")
+	}
 	for policy, want := range map[string]string{"ssp:z=1": "did you mean s?", "bsp": "applies sets of gradients"} {
 		if _, err := workers[0].SetPolicy(context20(t), policy); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("policy %s: %v, want %q", policy, err, want)

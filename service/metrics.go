@@ -92,7 +92,7 @@ func (s *Service) metricsPage() http.Handler {
 }
 
 // collector gives the service's metrics to a registry. A scrape reads what the lanes have published and costs them nothing, but
-// for the drift of racks that train apart.
+// for the drift of racks that train apart and of mode stream.
 type collector struct{ s *Service }
 
 // Describe implements prometheus.Collector. Metrics are described as they are collected.
@@ -200,9 +200,11 @@ func collectJob(j *job.Job, out chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	if d, ok, err := j.Agg.Drift(ctx); ok && err == nil {
-		gauge(m, "job_drift", "Distance between the racks' parameters and the common ones before their last meetings, of their length.", d.Share)
-		gauge(m, "job_drift_threshold", "Drift above which racks meet twice as often.", j.Spec.Outer.Drift)
-		gauge(m, "job_interval_steps", "Steps from a meeting of the racks to the next, the mean of all chunks.", d.Mean)
+		gauge(m, "job_drift", "Distance of racks that meet, or workers of mode stream, from the common parameters, of their length.", d.Share)
+		if d.Most > 0 {
+			gauge(m, "job_drift_threshold", "Drift above which racks meet twice as often.", j.Spec.Outer.Drift)
+			gauge(m, "job_interval_steps", "Steps from a meeting of the racks to the next, the mean of all chunks.", d.Mean)
+		}
 	}
 	for rank, c := range j.Agg.WorkerCounters() {
 		m := labelled{out, []string{"job", "rank", "host"}, []string{j.Name, strconv.Itoa(rank), j.Members[rank].Host}}

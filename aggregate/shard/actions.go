@@ -302,6 +302,7 @@ func (s *Shard) pull(a *reduce.Action) {
 	}
 	if s.stream != nil {
 		s.Workers.links[a.Worker].stream.seen[a.Index] = c.Updates
+		s.stream.read(a.Worker, c)
 	}
 	s.trace.put(TraceEvent{At: s.traceTime(), Kind: TracePull, Op: a.Op, Epoch: a.Epoch, Worker: a.Worker, Chunk: a.Index})
 	s.answer(a.Worker, &a.Message, a, p)

@@ -101,8 +101,8 @@ type published struct {
 	workers []WorkerCounters
 }
 
-// New makes a shard of a job in one rack. r has room for [store.NumBuffers] chunks, in mode stream with sets for
-// [store.ScaledBuffers] more, and with compressed answers for one more.
+// New makes a shard of a job in one rack. r has room for [store.NumBuffers] chunks, in mode stream or with candidates for
+// [store.ScaledBuffers] more, in mode stream for [store.CopyBuffers] behind them, and with compressed answers for one more.
 func New(c Config, m reduce.Config, r *store.Region, weight int) *Shard {
 	s := &Shard{
 		Config: c, maps: c.Lane.Attr.Has(verbs.DevMaps), Machine: reduce.New(m),
@@ -113,7 +113,7 @@ func New(c Config, m reduce.Config, r *store.Region, weight int) *Shard {
 	s.Uplink = noUplink{s}
 	s.Moves = Migration{s: s, tensors: map[int]uint32{}}
 	if c.Job.Gate != nil {
-		s.stream = &stream{Shard: s}
+		s.stream = &stream{Shard: s, drift: drift{copied: s.buffers.Addr(store.NumBuffers + store.ScaledBuffers), reads: followEvery}}
 	}
 	s.Flow = c.Lane.Join(s, weight)
 	return s

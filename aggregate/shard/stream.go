@@ -12,6 +12,7 @@ import (
 type stream struct {
 	*Shard
 	update pace.Update // of the set under way
+	drift  drift
 }
 
 // Stream returns the shard of a job in mode stream for the job's gate.
@@ -60,6 +61,7 @@ func (m *stream) Lose(rank int) {
 func (m *stream) updateOne(a *reduce.Action) {
 	s := m.Shard
 	c, of := &s.Store.Chunks[a.Index], &s.Workers.links[a.Worker].stream
+	m.pushed(a.Worker, c)
 	tau := c.Updates - min(c.Updates, of.seen[a.Index]) // a restored job may have had fewer updates
 	factor := s.Job.Gate.Rate(uint64(tau))
 	p := payload{buffer: store.NoBuffer}
@@ -73,6 +75,7 @@ func (m *stream) updateOne(a *reduce.Action) {
 	s.Scratch.StepOne(s.Store, c, &of.hypers[c.Tensor], factor, len(s.Workers.links), m.gradient(a, c), outs)
 	if a.Buffered {
 		of.seen[a.Index] = c.Updates
+		m.read(a.Worker, c)
 	}
 	t1 := s.traceTime()
 	s.answer(a.Worker, &a.Message, a, p)
@@ -87,6 +90,7 @@ func (m *stream) updateOne(a *reduce.Action) {
 func (m *stream) addOne(a *reduce.Action) {
 	s := m.Shard
 	c, of := &s.Store.Chunks[a.Index], &s.Workers.links[a.Worker].stream
+	m.pushed(a.Worker, c)
 	s.Scratch.AccumulateOne(s.Store, c, m.gradient(a, c), of.weight, s.buffers.Addr(store.NumBuffers))
 	s.Store.Tensors[c.Tensor].Hyper = of.hypers[c.Tensor]
 	s.answer(a.Worker, &a.Message, a, payload{buffer: store.NoBuffer})

@@ -14,6 +14,9 @@ const NumBuffers = 32
 // what a candidate makes of it, and what that leaves.
 const ScaledBuffers = 3
 
+// CopyBuffers is the number of further buffers in mode stream that hold a worker's copy of a chunk in f32.
+const CopyBuffers = 2
+
 // NoBuffer stands for no buffer.
 const NoBuffer = -1
 

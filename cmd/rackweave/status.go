@@ -119,6 +119,9 @@ func printJob(w io.Writer, j *api.JobStatus) {
 		j.Tensors, report.Size(j.ModelBytes))
 	if j.Mode == "stream" {
 		fmt.Fprintf(w, "  policy: %s%s\n", j.Policy, change(j))
+		if j.Drift != nil {
+			fmt.Fprintf(w, "  drift %.3g of the parameters' length from a worker's reading of them to its gradient\n", j.Drift.Drift)
+		}
 	}
 	fmt.Fprintf(w, "  memory: parameters and optimizer state %s, slots %s, results %s\n", report.Size(j.ParameterBytes),
 		report.Size(j.SlotBytes), report.Size(j.ResultBytes))

@@ -30,6 +30,11 @@ func TestStatusPrintsHowFarRacksDriftAndHowOftenTheyMeet(t *testing.T) {
 	if !strings.Contains(out.String(), want) {
 		t.Errorf("it prints:\n%swant %s", out.String(), want)
 	}
+	out.Reset()
+	printJob(&out, &api.JobStatus{Mode: "stream", Policy: "asp", Drift: &api.Drift{Drift: 0.01234}})
+	if got := out.String(); !strings.Contains(got, "  drift 0.0123 of the parameters' length from a worker's reading of them to its gradient\n") {
+		t.Errorf("of mode stream it prints:\n%s", got)
+	}
 }
 
 func TestStatusPrintsWhyAnotherShapeMayBeFaster(t *testing.T) {

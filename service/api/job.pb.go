@@ -2444,7 +2444,7 @@ type JobStatus struct {
 	Decisions []string `protobuf:"bytes,32,rep,name=decisions,proto3" json:"decisions,omitempty"`
 	// The decision that not all have accepted yet; empty: none.
 	PendingDecision string `protobuf:"bytes,33,opt,name=pending_decision,json=pendingDecision,proto3" json:"pending_decision,omitempty"`
-	// Where racks train on their own and their meetings follow the drift; none before the first meeting.
+	// Where racks train on their own and their meetings follow the drift, and in mode stream; none before the first.
 	Drift         *Drift `protobuf:"bytes,34,opt,name=drift,proto3" json:"drift,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2699,10 +2699,10 @@ func (x *JobStatus) GetDrift() *Drift {
 
 type Drift struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Root of the mean over the workers of the squared distance between their rack's parameters and the common ones before the last
-	// meeting of each chunk, of the length of the common parameters.
+	// Root of the mean over the workers of the squared distance between their rack's parameters, or in mode stream their own of a
+	// sample of chunks, and the common ones when they meet, of the length of the common parameters.
 	Drift float64 `protobuf:"fixed64,1,opt,name=drift,proto3" json:"drift,omitempty"`
-	// Above which a chunk's interval is halved.
+	// Above which a chunk's interval is halved. In mode stream, which has no intervals, this and the following are 0.
 	Threshold float64 `protobuf:"fixed64,2,opt,name=threshold,proto3" json:"threshold,omitempty"`
 	// Steps from a chunk's last meeting to its next: the least, the most and the mean of all chunks.
 	LeastInterval uint32  `protobuf:"varint,3,opt,name=least_interval,json=leastInterval,proto3" json:"least_interval,omitempty"`
