@@ -12,12 +12,14 @@ typedef int32_t vn; /* a vector of integers */
 #define FLOATS(x) float_of((uint32_t)(x))
 #define CONVERT(x, type) ((type)(x))
 #define MASK(condition) (-(int32_t)(condition))
+#define LEFT(x, by) ((int32_t)((uint32_t)(x) << (by)))
 #else
 typedef int32_t vn __attribute__((vector_size(4 * WIDTH)));
 #define NUMBERS(x) ((vn)(x))
 #define FLOATS(x) ((vf)(x))
 #define CONVERT(x, type) __builtin_convertvector(x, type)
 #define MASK(condition) ((vn)(condition))
+#define LEFT(x, by) ((x) << (by)) /* of vectors it is defined for any sign */
 #endif
 
 FN vn vn_all(int32_t x)
@@ -132,7 +134,7 @@ FN vf minifloat_level(const struct minifloat f, vn code)
 {
 	const int up = 23 - f.mantissa;
 
-	return FLOATS(code << up & (INT32_MIN | 0x7f << up)) * FLOATS(vn_all((f.least + 126) << 23));
+	return FLOATS(LEFT(code, up) & (INT32_MIN | 0x7f << up)) * FLOATS(vn_all((f.least + 126) << 23));
 }
 
 #ifndef PACKS
@@ -337,12 +339,12 @@ FN vf plus_values(vf sum, int codec, const uint8_t *group, int v, vf factor)
 	}
 	words = words_of(group, bits, v, &shift);
 	if (codec == RWK_CODEC_SIGN)
-		return sum + FLOATS(NUMBERS(factor) ^ (words << (31 - shift) & INT32_MIN));
+		return sum + FLOATS(NUMBERS(factor) ^ (LEFT(words, 31 - shift) & INT32_MIN));
 #ifdef LOOKUP
 	if (LOOKUP(bits))
 		return sum + vf_lookup((vi)(words >> shift), factor);
 #endif
-	return vf_add_product(sum, CONVERT(words << (32 - bits - shift) >> (32 - bits), vf), factor);
+	return vf_add_product(sum, CONVERT(LEFT(words, 32 - bits - shift) >> (32 - bits), vf), factor);
 }
 
 FN void fold_sources(int codec, float *x, const struct rwk_codes *in, int count, uint64_t n, int more)
