@@ -270,7 +270,7 @@ struct rw_job {
 	const struct rw_hyper *hyper; /* overrides the rule's defaults */
 	uint32_t nhyper, chunk_bytes; /* 0: the aggregator's default */
 	const char *policy;           /* who waits for whom in mode stream, such as "ssp:s=3"; if NULL, asp */
-	const char *compress;         /* codecs of gradients and answers, such as "int8" or "sign/int8"; if NULL, none */
+	const char *compress;         /* codecs of gradients and answers, such as "sign/int8"; if NULL, as rackweave run says */
 };
 /* Makes this process a worker of the job, once all workers have called it. rw_close leaves the job. */
 RW_API int rw_join(const struct rw_job *job, rw_session **session);
