@@ -30,7 +30,7 @@ SEEDS ?= 2000
 PACED_SEEDS ?= 5000
 SEED ?= 0
 
-.PHONY: all build lib demo vet lint test frameworks test-pure test-packages build-race test-race test-sanitized test-python \
+.PHONY: all build lib demo vet lint test frameworks test-pure test-packages test-race test-sanitized test-python \
 	test-python-package test-python-mxnet test-python-wheel test-trixie test-long wheel example-torch example-mxnet bench-torch \
 	sim fuzz soak learn compress lab racks generate clean
 
@@ -92,9 +92,6 @@ test-packages:
 UNRACED := $(MODULE) %/include %/lab/attacks %/lab/simrack %/cmd/rackweave %/cmd/rackweave-etcd \
 	%/service/etcd/server %/service/membership %/cgo/kernel %/bench/study/paper
 RACED = $(call chosen,$(filter-out $(UNRACED),$(BUT_PURE)))
-build-race:
-	@scripts/need.sh $(BUILD_PACKAGES)
-	$(GO) build -race $(RACED)
 
 # The detector prints a race when it sees it. By default every process then waits a second more at its end.
 test-race:

@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 go=${GO:-go} make='make --no-print-directory'
 
-step() { printf '\n== %s\n' "$*"; }
+step() { printf '\n== %s, after %d s\n' "$*" $SECONDS; }
 
 declare -A log pid
 
@@ -49,15 +49,14 @@ at_leisure() {
 computing() {
 	$make lint
 	$make test-sanitized ONLY='%/aggregate %/cgo/kernel'
-	$make build-race
 	$make test-packages ONLY='%/lab/simrack %/bench/study/learn'
 }
 
 scripts/need.sh "$@"
 
-# Racks wait for shaped links, and membership for leases: they run beside what computes.
-beside frameworks at_leisure $make frameworks
-beside "racks and membership" $go test -vet=off -ldflags=-w -p 1 -timeout 30m ./lab/racks ./service/membership
+# The lab takes longest, and waits for emulated guests: it runs beside what measures no time.
+beside lab $go test -vet=off -ldflags=-w -timeout 30m -v ./lab
+beside frameworks $make frameworks
 
 step "vet"
 $make vet
@@ -67,17 +66,6 @@ beside "what computes" at_leisure computing
 step "pure packages, without C"
 $make test-pure
 
-await "racks and membership"
-
-step "packages with C, but the lab"
-waiting='%/client %/service %/cmd/rackweave %/include' # for timeouts and processes, more than they compute
-$make test-packages ABREAST=2 ONLY="$waiting"
-$make test-packages BUT="$waiting %/lab/simrack %/bench/study/learn"
-
-# The lab waits for emulated guests most of the time: it runs beside what measures no time.
-beside lab $go test -vet=off -ldflags=-w -timeout 30m -v ./lab
-
-await "what computes" # it would starve beside the race detector
 await frameworks
 
 step "race detector"
@@ -90,3 +78,14 @@ step "python"
 $make --jobs=2 --output-sync=target test-python
 
 await lab
+
+# Racks wait for shaped links, and membership for leases: they run beside what computes.
+step "racks and membership"
+$go test -vet=off -ldflags=-w -p 1 -timeout 30m ./lab/racks ./service/membership
+
+step "packages with C, but the lab"
+waiting='%/client %/service %/cmd/rackweave %/include' # for timeouts and processes, more than they compute
+$make test-packages ABREAST=2 ONLY="$waiting"
+$make test-packages BUT="$waiting %/lab/simrack %/bench/study/learn"
+
+await "what computes"

@@ -15,8 +15,8 @@ import (
 )
 
 var (
-	seeds      = flag.Int("seeds", 1000, "how many schedules TestSchedules runs; a tenth of them with -short")
-	pacedSeeds = flag.Int("paced-seeds", 200, "how many schedules TestPacedSchedules runs; a tenth of them with -short")
+	seeds      = flag.Int("seeds", 600, "how many schedules TestSchedules runs; a tenth of them with -short")
+	pacedSeeds = flag.Int("paced-seeds", 120, "how many schedules TestPacedSchedules runs; a tenth of them with -short")
 	from       = flag.Uint64("from", 1, "the first of their seeds")
 	paced      = flag.Bool("paced", false, "with -seed: the schedule in which workers are out of step")
 	enough     = flag.Int("enough", 5, "stop when so many seeds have failed")

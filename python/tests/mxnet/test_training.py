@@ -9,7 +9,7 @@ import pytest
 
 import jobs
 
-STEPS = 100
+STEPS = 50
 TASKS = {
     # In predict mode convolutions leave their weights in oneDNN's own layout, and dist_sync's weights lie in no arena.
     2: ["gluon-sgd-predict", "gluon-sgd-static", "gluon-adam", "gluon-dcasgd", "module-sgd", "module-adam"],
