@@ -153,8 +153,7 @@ static int find_scales(struct encoder *s, uint8_t *scales)
 
 		if (most >= LEAST_UNBOUNDED)
 			return 0;
-		if (scales < s->payload + s->bytes) /* which may be raw */
-			put_float(scales, scale_of(e, most, sums, p->n));
+		put_float(scales, scale_of(e, most, sums, p->n));
 	}
 	return 1;
 }
@@ -183,17 +182,17 @@ static int encode_blocks(struct encoder *s)
 	return 1;
 }
 
-/* Sends the inputs as they are, and leaves no residual. */
+/* Sends the inputs as they are, and leaves no residual. A reference takes the values instead. */
 static int flush(struct encoder *s)
 {
 	const struct rwk_encoding *e = s->chunk;
-	float x[RWK_CODEC_BLOCK];
+	float x[RWK_CODEC_BLOCK], sums[RWK_CODED];
 
-	if (e->reference || !find_scales(s, s->payload + s->bytes))
-		return 0;
 	for (uint64_t from = 0; from < e->n; from += RWK_CODEC_BLOCK) {
 		struct rwk_part *p = take(s, from, RWK_CODEC_BLOCK);
 
+		if (e->reference || s->ops->bounds(p, sums) >= LEAST_UNBOUNDED)
+			return 0;
 		s->ops->inputs(p, x);
 		memcpy(s->payload + from * sizeof *x, x, p->n * sizeof *x);
 	}
