@@ -31,8 +31,6 @@ const (
 type properties struct {
 	name string
 	bits int // of a code; 0 without codes
-	// feedback tells that training needs the residual: without it the codec's bias shows on skewed data.
-	feedback bool
 	// param is the meaning of the parameter that follows the name after a colon, if it takes one: its values from above 0 to hi.
 	param      string
 	hi, preset float64
@@ -55,13 +53,13 @@ var table = [codecs]properties{
 		level: func(c uint32) float32 { return float32(int8(c)) }, most: 128},
 	Int4: {name: "int4", bits: 4, reach: 7.5 - 0x1p-21, whole: 7, scale: scalePower, code: codeInt,
 		level: func(c uint32) float32 { return float32(int8(c<<4) >> 4) }, most: 8},
-	Sign: {name: "sign", bits: 1, feedback: true, scale: scaleMean, code: codeSign,
+	Sign: {name: "sign", bits: 1, scale: scaleMean, code: codeSign,
 		level: func(c uint32) float32 { return 1 - 2*float32(c) }, most: 1},
-	TwoBit: {name: "2bit", bits: 2, feedback: true, param: "threshold", hi: 1 << 125, preset: 0.5, code: codeTwoBit,
+	TwoBit: {name: "2bit", bits: 2, param: "threshold", hi: 1 << 125, preset: 0.5, code: codeTwoBit,
 		scale: func(_ *properties, s Spec, _ []float32) float32 { return float32(s.Param) }, level: levelTernary, most: 2},
-	Ternary: {name: "ternary", bits: 2, feedback: true, code: codeTernary,
+	Ternary: {name: "ternary", bits: 2, code: codeTernary,
 		scale: func(_ *properties, _ Spec, x []float32) float32 { return largest(x) }, level: levelTernary, most: 2},
-	TopK: {name: "topk", feedback: true, param: "share", hi: 1, preset: 0.01},
+	TopK: {name: "topk", param: "share", hi: 1, preset: 0.01},
 	E4M3: {name: "fp8-e4m3", bits: 8, reach: 448, whole: 448, scale: scalePower, code: e4m3.code, level: e4m3.level, most: 480},
 	E5M2: {name: "fp8-e5m2", bits: 8, reach: 57344, whole: 57344, scale: scalePower, code: e5m2.code, level: e5m2.level, most: 114688},
 }
@@ -134,9 +132,6 @@ func (s Spec) String() string {
 		return t.name
 	}
 }
-
-// Feedback reports whether training with the codec needs error feedback.
-func (s Spec) Feedback() bool { return table[s.ID].feedback }
 
 // Random reports whether payloads depend on a [Key].
 func (s Spec) Random() bool { return s.Stochastic || s.ID == Ternary }

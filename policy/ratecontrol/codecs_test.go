@@ -1,18 +1,13 @@
 package ratecontrol
 
 import (
-	"math/rand/v2"
 	"testing"
 
 	"github.com/rackweave/rackweave/codec"
 )
 
-// candidates returns the job's codecs as the package's doc advises.
+// candidates returns all codecs, and their specs by number.
 func candidates(t *testing.T) (all []Codec, specs []codec.Spec) {
-	r, x, p := rand.New(rand.NewPCG(1, 1)), make([]float32, 8192), make([]byte, 4*8192)
-	for i := range x {
-		x[i] = float32(r.NormFloat64())
-	}
 	for _, name := range codec.Names() {
 		s, err := codec.Parse(name)
 		if err != nil {
@@ -21,8 +16,7 @@ func candidates(t *testing.T) (all []Codec, specs []codec.Spec) {
 		if specs = append(specs, s); s.ID == codec.Raw {
 			continue
 		}
-		h := codec.HeaderOf(p[:s.Encode(p, x, nil, 1, codec.Key{})])
-		all = append(all, Codec{Name: s.String(), Bytes: s.Bytes, Distortion: float64(h.Lost / h.Energy)})
+		all = append(all, Codec{Name: s.String(), Bytes: s.Bytes, Distortion: s.Distortion()})
 	}
 	return all, specs
 }
@@ -39,20 +33,19 @@ func TestDecisionsHaveTheBytesThatCodecsSend(t *testing.T) {
 			t.Fatal(err)
 		}
 		n := New(Config{Spec: spec, Codecs: all, Groups: groups, Ranks: 1})
-		for _, a := range n.On(Event{Kind: Begin}, nil) {
-			if a.Kind != Propose {
-				continue
+		acts := n.On(Event{Kind: Begin}, nil)
+		if len(acts) != 1 || acts[0].Kind != Propose {
+			t.Fatalf("%s: a job that begins raw acts by %+v, want a proposal", text, acts)
+		}
+		d, sent := acts[0].Decision, int64(0)
+		for g, c := range d.Codecs {
+			for first := 0; first < groups[g].Elems; first += 8192 {
+				x := make([]float32, min(8192, groups[g].Elems-first))
+				sent += int64(specs[c].Encode(make([]byte, 4*len(x)), x, nil, 1, codec.Key{}))
 			}
-			var sent int64
-			for g, c := range a.Decision.Codecs {
-				for first := 0; first < groups[g].Elems; first += 8192 {
-					x := make([]float32, min(8192, groups[g].Elems-first))
-					sent += int64(specs[c].Encode(make([]byte, 4*len(x)), x, nil, 1, codec.Key{}))
-				}
-			}
-			if t.Logf("%s: %s, %d bytes", text, n.Line(a.Decision), sent); sent != a.Decision.Bytes {
-				t.Errorf("%s: %d bytes are sent, %d were decided", text, sent, a.Decision.Bytes)
-			}
+		}
+		if sent != d.Bytes {
+			t.Errorf("%s: %s: %d bytes are sent, %d were decided", text, n.Line(d), sent, d.Bytes)
 		}
 	}
 }

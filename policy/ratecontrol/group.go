@@ -17,9 +17,6 @@ type Codec struct {
 // Raw is the number of the codec that leaves values as they are. The codecs of a [Config] have the numbers from 1.
 const Raw = 0
 
-// RawName is the name of [Raw] in logs.
-const RawName = "none"
-
 // Group is a tensor, or a part of a large one: elements that take the same codec. One of less than 4 KiB keeps its first codec.
 type Group struct {
 	Elems  int
@@ -57,7 +54,7 @@ type table struct {
 
 func (t *table) init(groups []Group, codecs []Codec, ranks int) {
 	n := len(groups)
-	codecs = append([]Codec{{Name: RawName, Bytes: func(n int) int { return 4 * n }}}, codecs...)
+	codecs = append([]Codec{{Name: "none", Bytes: func(n int) int { return 4 * n }}}, codecs...)
 	for _, c := range codecs {
 		t.names = append(t.names, c.Name)
 	}
