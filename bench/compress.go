@@ -57,7 +57,7 @@ func (s *Spec) gradientsOf(tensor int) func(step int) [][]float32 {
 	}
 }
 
-// answersOf returns what makes of a step's result the one that workers have. They have the initial parameters.
+// answersOf returns a function that replaces a step's result by what workers decode. They begin with the initial parameters.
 func (s *Spec) answersOf(rule optim.Rule, tensor int, initial []float32) func(result []float32) {
 	down := s.stream(s.codecs.Down, tensor, codec.AnswerRank)
 	switch {

@@ -11,13 +11,13 @@ import (
 	"github.com/rackweave/rackweave/hierarchy"
 )
 
-// crossing describes the way of chunks between racks.
+// crossing describes how chunks travel between racks.
 type crossing struct {
 	Shape  hierarchy.Shape `json:"shape"`
 	Owners [][]byte        `json:"owners"` // racks, by tensor and chunk
 }
 
-// crossing returns the way of the job's chunks between racks if codecs shorten them there, else nil.
+// crossing returns how the job's chunks travel between racks if codecs shorten them there, else nil.
 func (x *exchanger) crossing(ctx context.Context) (*crossing, error) {
 	if _, err := chunk.ParseDType(x.w.Core()); err == nil {
 		return nil, nil
@@ -61,7 +61,7 @@ type coded struct {
 	owners []byte // of its chunks
 	elems  int    // of a chunk
 	key    codec.Key
-	kept   [][]float32 // by rack: what its sums left. Of its own chunks, what results left, or with refers what the racks have
+	kept   [][]float32 // by rack: the residuals of its sums; of its own chunks, the results' residuals or, with refers, references
 	refers bool
 }
 

@@ -95,7 +95,7 @@ func SetPolicy(ctx context.Context, c Config, policy string) (was string, err er
 	return was, err
 }
 
-// SetCodec makes a codec that of all gradients of a running job whose codecs a controller chooses, or with auto lets it choose
+// SetCodec switches all gradients of a running job whose codecs a controller chooses to a codec, or with auto lets it choose
 // again. It returns the last decision, if there was one. It uses Server, CA, Job, Token and Timeout of the configuration.
 func SetCodec(ctx context.Context, c Config, codec string) (was string, err error) {
 	err = control(ctx, c, "set codec", func(ctx context.Context, rpc apiconnect.JobServiceClient) error {

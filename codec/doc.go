@@ -17,8 +17,9 @@
 // [TopK] sends the values of the elements with the largest magnitudes, in f32 and by index, then the indexes: as u16, or as a
 // bitmap where that is shorter.
 //
-// Byte 3 of the header is 0 or 1, and changes no value. A worker sets it to 1, after encoding, if it can send the next message of
-// the lane at once: then the link, and not the worker, decides when that arrives.
+// Byte 3 of the header changes no value. After encoding, a worker sets bit 0 of a gradient's if it can send the next message of the
+// lane at once: then the link, and not the worker, decides when that arrives. Bit 1 of an answer's says that the hash of the
+// reference follows ([AddHash]), by which a worker sees that it has the same parameters as the others.
 //
 // # Error feedback
 //

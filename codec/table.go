@@ -40,10 +40,9 @@ type properties struct {
 	// scale returns the scale of a block of finite elements.
 	scale func(t *properties, s Spec, x []float32) float32
 	// code returns the code of an element. u is uniform in [0, 1), for codecs that round stochastically.
-	code func(t *properties, s Spec, x, scale, u float32) uint32
-	// level returns the level of a code, whose magnitude is at most most.
-	level func(code uint32) float32
-	most  float32
+	code  func(t *properties, s Spec, x, scale, u float32) uint32
+	level func(code uint32) float32 // of a code
+	most  float32                   // bounds the levels' magnitudes
 }
 
 var table = [codecs]properties{

@@ -42,7 +42,7 @@ func (t *TensorGauge) add(o TensorGauge) {
 }
 
 const (
-	tryEvery = 100 // steps from one of a worker's gradients that candidates are tried with to the next
+	tryEvery = 100 // steps between the gradients of a worker that candidates are tried with
 	tryMost  = 0.1 // of a gradient's energy: if its codec has lost more, the losses of others cannot be measured
 )
 
@@ -103,7 +103,7 @@ func (s *Shard) try(c *store.Chunk, m *reduce.Message) {
 			t.add(TensorGauge{by.ID, uint64(c.Elems), kernel.SumSq(k.ISA, values, uint64(c.Elems)), 0})
 		case by.Bytes(int(c.Elems)) < int(m.Bytes):
 			e := s.Store.Encoding(c, by)
-			// What an earlier one has left is finite, so that nothing of it comes along.
+			// An earlier candidate has left a finite residual, which the factor 0 cancels.
 			e.Values, e.Payload, e.Memory, e.Factor = values, payload, s.buffers.Addr(store.NumBuffers+2), 0
 			if e.Run(k.ISA) < s.Store.WireBytes(c) {
 				h := codec.HeaderOf(store.Bytes(payload, codec.HeaderBytes))
@@ -113,8 +113,8 @@ func (s *Shard) try(c *store.Chunk, m *reduce.Message) {
 	}
 }
 
-// ReadGauges adds the workers' measurements to out, by rank, and those of candidates to tries, by tensor and candidate. It begins
-// anew, except of tensors for which they have no room. It is called on the lane's goroutine.
+// ReadGauges moves the workers' measurements to out, by rank, and those of candidates to tries, by tensor and candidate. It leaves
+// those of tensors that these have no room for. It is called on the lane's goroutine.
 func (s *Shard) ReadGauges(out []WorkerGauge, tries []TensorGauge) {
 	n := len(s.Store.Candidates)
 	for i := range s.tries {

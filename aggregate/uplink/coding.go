@@ -39,7 +39,7 @@ func (k *coding) shorten(s codec.Spec, c *store.Chunk, values, kept, payload uin
 }
 
 // encodeSum writes the payload of this rack's sum of a chunk, and its note. It leaves the residual as it is, because the sum may be
-// sent again, or given back to the workers. The next one waits in the buffer until the result has come.
+// sent again, or given back to the workers. The next residual waits in the buffer until the result has come.
 func (k *coding) encodeSum(c *store.Chunk, b int32) (addr uint64, bytes uint32) {
 	next := k.u.buffers.residual(b)
 	kernel.Convert(k.u.cfg.Arithmetic.ISA, next, kernel.F32, c.Core, kernel.F32, uint64(c.Elems), false)
@@ -56,7 +56,7 @@ func (k *coding) rate(c *store.Chunk) float32 {
 	return float32(h.LR) * float32(h.Scale)
 }
 
-// settle makes the residual of the sum that a chunk's result answers the chunk's.
+// settle replaces a chunk's residual by the next one, because the result that has come answers the sum that left it.
 func (k *coding) settle(c *store.Chunk, b int32) {
 	c.CoreRate = k.rate(c)
 	c.CoreSteps++

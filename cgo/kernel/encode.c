@@ -1,4 +1,4 @@
-/* Encodes chunks block by part. */
+/* Encodes chunks. */
 #include "ops.h"
 
 #include <math.h>
@@ -141,7 +141,7 @@ static void write_header(struct encoder *s)
 	put_float(s->payload + 12, total(s->part.lost));
 }
 
-/* Finds the scale of each part. Returns 0 if an element is not below 2^126. */
+/* Finds the scale of each block. Returns 0 if an element is not below 2^126. */
 static int find_scales(struct encoder *s, uint8_t *scales)
 {
 	const struct rwk_encoding *e = s->chunk;

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* The places in a payload's header of whether more follows at once, and of what a codec lost, in squares. */
-enum { PAYLOAD_MORE = 3, PAYLOAD_LOST = 12 };
+/* The places in a payload's header of the bits RWK_CODEC_MORE and RWK_CODEC_HASH, and of what a codec lost, in squares. */
+enum { PAYLOAD_BITS = 3, PAYLOAD_LOST = 12 };
 
 enum { IN_PLACE = 1 << 30, PAGE = 4096 };
 
@@ -221,7 +221,7 @@ void coding_send(struct rw_worker *w, struct chunk *c, char *payload)
 void coding_more(const struct chunk *c, char *payload)
 {
 	if (!c->kept && c->length < c->elems * sizeof(float))
-		payload[PAYLOAD_MORE] = RWK_CODEC_MORE;
+		payload[PAYLOAD_BITS] = RWK_CODEC_MORE;
 }
 
 void coding_keep(struct rw_worker *w, struct chunk *c, const char *payload)
@@ -253,7 +253,7 @@ const char *coding_receive(struct rw_worker *w, const struct chunk *c, const cha
 		rwk_sum(w->cfg.isa, both, t->memory_type == RWK_F32 ? 2 : 1, RWK_F32, &src, &form, 1, RWK_F32, c->elems, 1, 0);
 		if (t->memory_type != RWK_F32)
 			rwk_convert(w->cfg.isa, dst, t->memory_type, reference, RWK_F32, c->elems, past_cache(w));
-		if (payload[3] & RWK_CODEC_HASH) {
+		if (payload[PAYLOAD_BITS] & RWK_CODEC_HASH) {
 			uint32_t hash;
 
 			memcpy(&hash, payload + length - sizeof hash, sizeof hash);

@@ -24,9 +24,9 @@ func compressSetCommand() *cobra.Command {
 	var cfg client.Config
 	cmd := printing(&cobra.Command{
 		Use:   "set CODEC",
-		Short: "Make a codec that of all gradients, from a step on that no worker has begun",
-		Long: `Make a codec that of all gradients of a running job that names compress=auto:…, from a step on that no worker has begun. With auto
-its controller chooses again.`,
+		Short: "Switch all gradients to a codec, from a step that no worker has begun",
+		Long: `Switch all gradients of a running job to a codec, from a step that no worker has begun. The job must have begun with
+compress=auto:…, and with auto its controller chooses again.`,
 		Example: `  rackweave compress set --job resnet --token-file token int4
   rackweave compress set --job resnet --token-file token auto`,
 		Args: oneArg("CODEC"),

@@ -31,9 +31,9 @@ times as long.
 With --compress, what codecs do to learning: accuracy, and steps and bytes to a loss, beside f32 of the same seed:
 
   digits, digits-skewed  handwritten digits; skewed, each worker has two or three of them
-  text, text-skewed      a small transformer foretells the next letter; skewed, each worker reads its own quarter of the text
+  text, text-skewed      a small transformer predicts the next letter; skewed, each worker reads its own quarter of the text
   text-adam              the same with Adam
-  ace, ace-skewed        ACE-Sync's Table 1 as relations: beside f32, top-k, seldom rounds, itself without its parts, and greedy
+  ace, ace-skewed        ACE-Sync's Table 1 as relations: beside f32, top-k, infrequent rounds, itself without its parts, and greedy
   tight                  the two laws of automatic compression within few bytes
 
 CODEC/ANSWERS shortens answers too, and auto:… chooses codecs. With raw=N, the first N steps are without a codec. With every=N or

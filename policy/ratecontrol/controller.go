@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Config is a job.
+// Config describes a job.
 type Config struct {
 	Spec    Spec
 	Codecs  []Codec // the candidates: 1 to 255
@@ -31,7 +31,7 @@ const (
 	Acked
 	// Measured reports Samples from the headers of Rank's chunks of a step, at most one per group. Raw chunks have none.
 	Measured
-	// Probed reports Samples of chunks that were encoded with candidates which they did not travel in, and for [Raw] their energy.
+	// Probed reports Samples of chunks that were encoded again, in candidates other than their own, and for [Raw] their energy.
 	Probed
 	// Accept announces that Rank will use Version from its step on, which it has not begun.
 	Accept
@@ -57,9 +57,9 @@ type ActKind uint8
 const (
 	// Propose asks all ranks to accept Decision.
 	Propose ActKind = iota
-	// Confirm tells that all ranks have accepted Decision. Its line belongs into the log.
+	// Confirm tells that all ranks have accepted Decision. Its line belongs in the log.
 	Confirm
-	// Withdraw tells that not all ranks have accepted Decision in time. Ranks that have go back to the last that was confirmed.
+	// Withdraw tells that not all ranks have accepted Decision in time. Ranks that have go back to the last confirmed one.
 	Withdraw
 )
 
@@ -150,17 +150,17 @@ func New(c Config) *Controller {
 }
 
 // Line returns a decision's line in the log, such as "3 from step 152: int4*12 int8 none*3".
-func (c *Controller) Line(d Decision) string {
+func (n *Controller) Line(d Decision) string {
 	line := fmt.Sprintf("%d from step %d:", d.Version, d.Step)
 	for rest := d.Codecs; len(rest) > 0; {
-		n := 1
-		for n < len(rest) && rest[n] == rest[0] {
-			n++
+		run := 1
+		for run < len(rest) && rest[run] == rest[0] {
+			run++
 		}
-		if line += " " + c.table.names[rest[0]]; n > 1 {
-			line += fmt.Sprint("*", n)
+		if line += " " + n.table.names[rest[0]]; run > 1 {
+			line += fmt.Sprint("*", run)
 		}
-		rest = rest[n:]
+		rest = rest[run:]
 	}
 	return line
 }

@@ -7,12 +7,12 @@
 // and loses more than another is never chosen.
 //
 // Events come in any order and from any lane, one at a time. A decision is proposed to all ranks with its version and the step
-// from which it holds, which no rank has begun as far as is known. It is confirmed once all have accepted it, and goes into the
-// job's log, or withdrawn: a rank that hears of it too late goes back at its next step. Payloads tell their codecs, so that
-// sums are right in any case. The controller does not know of residuals: flush them as the change of members demands.
+// from which it holds, which no rank has begun as far as is known. Once all have accepted it, it is confirmed and goes into the
+// job's log. Otherwise it is withdrawn, and ranks that have accepted it go back at their next step. Payloads name their codecs, so
+// sums are right in any case. The controller knows nothing of residuals.
 //
-// The clocks behind [Acked] decide, so that two runs differ. Plain Go that follows the lines of the log, from the steps that they
-// name, has the bits of the run that wrote them.
+// Decisions depend on the clocks behind [Acked], so two runs differ. Plain Go that follows the lines of a run's log, from the steps
+// that they name, computes the bits of that run.
 //
 // # Budget and choice
 //

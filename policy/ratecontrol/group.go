@@ -38,7 +38,7 @@ const (
 	probing  = 0.5  // weight of a probe in a distortion
 )
 
-// table holds what is known of all groups and codecs. Entries of group g and codec c lie at g*len(names)+c.
+// table holds what is known of all groups and codecs. The entry of group g and codec c is at g*len(names)+c.
 type table struct {
 	groups []Group
 	names  []string // of codecs

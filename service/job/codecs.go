@@ -243,7 +243,7 @@ func (c *codecControl) on(e ratecontrol.Event) {
 	}
 }
 
-// announce tells all workers of codecs. One that has not read what came before misses them, so that they are withdrawn.
+// announce tells all workers of codecs. A worker that has not read the earlier ones misses them, so a decision is withdrawn.
 func (c *codecControl) announce(version, from uint32, places []uint8) {
 	m := &api.Codecs{Version: version, From: from, Places: places}
 	for _, s := range c.specs {
@@ -257,15 +257,15 @@ func (c *codecControl) announce(version, from uint32, places []uint8) {
 	}
 }
 
-// SetCodec makes a codec that of all gradients once the workers accept it. If it is auto, the controller chooses again. SetCodec
+// SetCodec switches all gradients to a codec once the workers accept it. If it is auto, the controller chooses again. SetCodec
 // returns the last decision.
 func (j *Job) SetCodec(name string) (was string, err error) {
 	c := j.codecs
 	switch {
 	case c == nil && j.Spec.Part > 0:
-		return "", fmt.Errorf("here is part %d of %d, and the aggregator of part 0 chooses its codecs: ask that", j.Spec.Part, j.Spec.Parts)
+		return "", fmt.Errorf("here is part %d of %d, and the aggregator of part 0 chooses its codecs: ask that one", j.Spec.Part, j.Spec.Parts)
 	case c == nil:
-		return "", fmt.Errorf("its codecs are %v, and stay: begin it with auto, or auto:codecs=int8+int4, and set them", j.Spec.Compress)
+		return "", fmt.Errorf("its codecs are %v, and stay: begin it with auto, or auto:codecs=int8+int4, to change them", j.Spec.Compress)
 	}
 	if name != ratecontrol.Auto {
 		spec, err := codec.Parse(name)

@@ -12,7 +12,7 @@ import (
 var compressions = []plan{
 	study("digits", "Handwritten digits", onDigits(false), targetLoss, "", digitWays...),
 	study("digits-skewed", "The same, where each worker has two or three of the digits", onDigits(true), targetLoss, "", digitWays...),
-	study("text", "A small transformer foretells the next letter", onText(false, 0.05, 0.1), textLoss, "", textWays...),
+	study("text", "A small transformer predicts the next letter", onText(false, 0.05, 0.1), textLoss, "", textWays...),
 	study("text-skewed", "The same, where each worker reads its own quarter of the text", onText(true, 0.05, 0.1), textLoss, "",
 		textWays...),
 	study("text-adam", "The transformer with Adam", withAdam(onText(false, 0.005, 0.01)), textLoss, "", adamWays...),

@@ -30,7 +30,7 @@ var opticks = sync.OnceValue(func() []byte {
 	return text
 })
 
-// reading is the task to foretell the next letter: its samples are windows of the text, by their first letter.
+// reading is the task to predict the next letter: its samples are windows of the text, by their first letter.
 type reading struct {
 	text, tests []byte
 	pass        pass

@@ -136,7 +136,7 @@ func multiplied(dx, dy, x, w, g []float32) {
 	}
 }
 
-// forward reads a window of text. It returns the losses of the next letters, in sum, and the number of letters that it foretells.
+// forward reads a window of text. It returns the losses of the next letters, in sum, and the number of letters that it predicts.
 func (n *transformer) forward(p *pass, text []byte) (loss float64, right int) {
 	for t := range window {
 		emb, pos := n[int(text[t])*width:], n[positions+t*width:]

@@ -132,7 +132,7 @@ type JobServiceClient interface {
 	Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error)
 	// SetPolicy lets another policy decide who waits for whom in a running job of mode stream.
 	SetPolicy(context.Context, *api.SetPolicyRequest) (*api.SetPolicyResponse, error)
-	// SetCodec makes a codec that of all gradients of a running job whose codecs a controller chooses, or lets it choose again.
+	// SetCodec switches all gradients of a running job whose codecs a controller chooses to a codec, or lets it choose again.
 	SetCodec(context.Context, *api.SetCodecRequest) (*api.SetCodecResponse, error)
 	// ReportLoss tells the policy of the worker's job the validation loss after an epoch.
 	ReportLoss(context.Context, *api.ReportLossRequest) (*api.ReportLossResponse, error)
@@ -537,7 +537,7 @@ type JobServiceHandler interface {
 	Status(context.Context, *api.StatusRequest) (*api.StatusResponse, error)
 	// SetPolicy lets another policy decide who waits for whom in a running job of mode stream.
 	SetPolicy(context.Context, *api.SetPolicyRequest) (*api.SetPolicyResponse, error)
-	// SetCodec makes a codec that of all gradients of a running job whose codecs a controller chooses, or lets it choose again.
+	// SetCodec switches all gradients of a running job whose codecs a controller chooses to a codec, or lets it choose again.
 	SetCodec(context.Context, *api.SetCodecRequest) (*api.SetCodecResponse, error)
 	// ReportLoss tells the policy of the worker's job the validation loss after an epoch.
 	ReportLoss(context.Context, *api.ReportLossRequest) (*api.ReportLossResponse, error)
