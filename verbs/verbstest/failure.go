@@ -229,6 +229,21 @@ func arrivalIsReported(t *testing.T, p Provider) {
 	}
 }
 
+// passiveSends posts as soon as the peer's Connect returns, which may be before the provider's own thread has finished.
+func passiveSends(t *testing.T, p Provider) {
+	r := newRig(t, p, shape{})
+	for i := range 100 {
+		a, b := r.create(r.a, shape{}), r.create(r.b, shape{})
+		r.must(b.Connect(r.endpoint(a), verbs.ConnectConfig{Timeout: deadline}), "connect the passive queue pair")
+		r.recv(a, 1, 1)
+		r.must(a.Connect(r.endpoint(b), verbs.ConnectConfig{Active: true, Timeout: deadline}), "connect the active queue pair")
+		r.post(b, verbs.SendWR{WRID: 2, Imm: uint32(i), Opcode: verbs.OpWriteWithImm, Flags: verbs.SendSignaled})
+		r.collect(i+1, i+1)
+		r.destroy(r.a, a)
+		r.destroy(r.b, b)
+	}
+}
+
 func linkIsReported(t *testing.T, p Provider) {
 	r := newRig(t, p, shape{})
 	d := r.a.dev

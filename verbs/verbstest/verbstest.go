@@ -83,6 +83,7 @@ func Run(t *testing.T, p Provider) {
 		{"a passive queue pair whose peer never comes fails on time", nobodyComes},
 		{"a garbage endpoint is an error", garbageEndpoint},
 		{"a passive queue pair's device reports its peer's arrival", arrivalIsReported},
+		{"a passive queue pair sends once its peer has connected", passiveSends},
 
 		{"a link that goes down and comes back is reported, and connects again", linkIsReported},
 

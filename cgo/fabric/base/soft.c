@@ -230,6 +230,17 @@ void rwb_qp_leave(struct rwb_qp *qp, struct rwb_cq *cq)
 	rwb_ring_drop(&cq->ring, &qp->head);
 }
 
+int rwb_sending_state(struct rwb_qp *qp)
+{
+	struct rwb_device *dev = (struct rwb_device *)qp->head.pd->dev;
+
+	if (qp->head.state == RWF_QPS_RTR) {
+		pthread_mutex_lock(&dev->lock);
+		pthread_mutex_unlock(&dev->lock);
+	}
+	return qp->head.state;
+}
+
 void rwb_raise(struct rwb_qp *qp, enum rwf_async_type type)
 {
 	atomic_fetch_or(&qp->events, 1u << type);

@@ -131,6 +131,11 @@ int rwb_add_receives(struct rwb_qp *qp, uint64_t wr_id, int n);
 void rwb_qp_enter(struct rwb_qp *qp, rwf_pd *pd);
 /* Undoes that. On return no other thread knows the queue pair, and its completions are dropped. */
 void rwb_qp_leave(struct rwb_qp *qp, struct rwb_cq *cq);
+/*
+ * Returns the state of a queue pair whose owner wants to send. The thread that lets peers in tells the peer that it is connected
+ * before it sets the state, and holds the device's lock meanwhile.
+ */
+int rwb_sending_state(struct rwb_qp *qp);
 void rwb_raise(struct rwb_qp *qp, enum rwf_async_type type); /* any thread */
 bool rwb_take_event(struct rwb_device *dev, struct rwf_async_event *out);
 

@@ -148,7 +148,7 @@ void shm_push_waiting(struct shm_qp *q, uint64_t now_ms)
 int shm_post_send(rwf_qp *qp, const struct rwf_send_wr *wr, int n)
 {
 	struct shm_qp *q = (struct shm_qp *)qp;
-	int state = shm_state(q), i, rc = 0;
+	int state = rwb_sending_state(&q->base), i, rc = 0;
 
 	if (state != RWF_QPS_RTS && state != RWF_QPS_ERR)
 		return rwf_fail(EINVAL, "post send: queue pair 0x%x is not connected", qp->num);

@@ -116,8 +116,11 @@ void tcp_adopt(struct tcp_qp *qp)
 {
 	/* The queue pair records that there is more to read, or that the socket is full. */
 	struct epoll_event edges = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.ptr = qp};
-	int fd = qp->fd >= 0 ? -1 : atomic_load_explicit(&qp->arrived_fd, memory_order_acquire);
+	int fd = -1;
 
+	/* While it still waits for its peer, nothing is read or sent. The listener wakes the queue after it has set the state. */
+	if (qp->fd < 0 && qp->base.head.state != RWF_QPS_RTR)
+		fd = atomic_load_explicit(&qp->arrived_fd, memory_order_acquire);
 	if (fd < 0)
 		return;
 	qp->fd = fd;
@@ -145,7 +148,7 @@ int tcp_fail_qp(rwf_qp *head)
 int tcp_post_send(rwf_qp *head, const struct rwf_send_wr *wr, int n)
 {
 	struct tcp_qp *qp = (struct tcp_qp *)head;
-	int state = head->state, posted, rc = 0;
+	int state = rwb_sending_state(&qp->base), posted, rc = 0;
 
 	if (state != RWF_QPS_RTS && state != RWF_QPS_ERR)
 		return rwf_fail(EINVAL, "post send: queue pair 0x%x is not connected yet", head->num);
