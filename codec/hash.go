@@ -9,8 +9,8 @@ const (
 	hashPrime = 0x01000193 // FNV-1a's (RFC 9923), for each of eight interleaved hashes
 )
 
-// Hash returns a hash of values by their bits.
-func Hash(x []float32) uint32 {
+// hash returns a hash of values by their bits.
+func hash(x []float32) uint32 {
 	var part [8]uint32
 	for i, v := range x {
 		part[i%len(part)] = (part[i%len(part)] ^ bits(v)) * hashPrime
@@ -29,6 +29,6 @@ func AddHash(p []byte, n int, reference []float32) int {
 		return n
 	}
 	p[3] |= flagHash
-	binary.LittleEndian.PutUint32(p[n:], Hash(reference))
+	binary.LittleEndian.PutUint32(p[n:], hash(reference))
 	return n + hashBytes
 }

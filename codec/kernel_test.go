@@ -45,7 +45,7 @@ enum {
 };
 
 #endif
-`, HeaderBytes, Block, Version, flagBitmap, flagMore, flagHash, codecs)
+`, HeaderBytes, Block, version, flagBitmap, flagMore, flagHash, codecs)
 	return b.String()
 }
 

@@ -11,7 +11,7 @@ import (
 const (
 	HeaderBytes = 16
 	Block       = 512 // elements with one scale
-	Version     = 1
+	version     = 1
 
 	flagBitmap = 1 // top-k: a bitmap instead of indexes
 	flagMore   = 1 // of byte 3
@@ -40,7 +40,7 @@ func HeaderOf(p []byte) Header {
 func (h *Header) form() Form { return Form(h.ID) | Form(h.Flags)<<8 | Form(h.Count)<<32 }
 
 func (h *Header) encode(p []byte) {
-	p[0], p[1], p[2], p[3] = uint8(h.ID), Version, h.Flags, 0
+	p[0], p[1], p[2], p[3] = uint8(h.ID), version, h.Flags, 0
 	binary.LittleEndian.PutUint32(p[4:], h.Count)
 	putFloat(p[8:], h.Energy)
 	putFloat(p[12:], h.Lost)
@@ -71,8 +71,8 @@ func Check(p []byte, elems int) (Form, error) {
 	rest := p[HeaderBytes:]
 	form := h.form()
 	switch {
-	case p[1] != Version:
-		return invalid("version %d: use %d", p[1], Version)
+	case p[1] != version:
+		return invalid("version %d: use %d", p[1], version)
 	case h.ID == Raw || h.ID >= codecs:
 		return invalid("unknown codec %d", p[0])
 	case p[3] > flagMore || h.Flags != 0 && (h.ID != TopK || h.Flags != flagBitmap):
@@ -192,7 +192,7 @@ func (s Spec) encodeDense(p []byte, x []float32, key Key) {
 		putFloat(scales[4*b:], scale)
 		for i, v := range block {
 			var u float32
-			if s.Random() {
+			if s.random() {
 				u = key.uniform(uint64(b*Block + i))
 			}
 			bit := (b*Block + i) * t.bits

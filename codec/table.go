@@ -132,8 +132,8 @@ func (s Spec) String() string {
 	}
 }
 
-// Random reports whether payloads depend on a [Key].
-func (s Spec) Random() bool { return s.Stochastic || s.ID == Ternary }
+// random reports whether payloads depend on a [Key].
+func (s Spec) random() bool { return s.Stochastic || s.ID == Ternary }
 
 // Bytes returns the length of the payload of so many finite elements in f32: the raw length if the codec would not shorten it.
 func (s Spec) Bytes(elems int) int {

@@ -87,7 +87,7 @@ void rwk_convert(int isa, uint64_t dst, int dst_type, uint64_t src, int src_type
  * A form that was checked stays safe to read by, whatever becomes of the payload.
  */
 const char *rwk_check(const void *payload, uint64_t bytes, uint64_t n, uint64_t *form);
-/* Returns codec.Hash of f32[n]. */
+/* Returns the hash of f32[n] that codec.AddHash appends. */
 uint32_t rwk_hash(const float *x, uint64_t n);
 
 /* Returns the sum of squares of f32[n] in f64, over 16 interleaved partial sums added in a fixed tree: the same bits everywhere. */
