@@ -30,15 +30,15 @@ func (j *Job) RackCounters() []RackCounters {
 	return out
 }
 
-// Drift describes how far workers are from the common parameters when they come to meet: racks that train apart, where the steps
-// from one round to the next follow the drift, in the last round of each chunk; and workers of mode stream that send a gradient.
+// Drift describes how far parameters are from the common ones. Racks that train apart are measured before the last round of each
+// chunk, if their rounds follow the drift. A worker of mode stream is measured when its gradient comes, by the parameters it read.
 type Drift struct {
-	Share       float64 // root of the mean of the squared distances, of the length of the common parameters
+	Share       float64 // the root mean square of the distances over that of the common parameters' lengths
 	Least, Most uint32  // steps from a chunk's last round to its next; 0 in mode stream
 	Mean        float64
 }
 
-// Drift returns the drift of racks that train apart or, of a sample, in mode stream. It reports whether there is one yet.
+// Drift returns the drift of racks that train apart or, from a sample, of mode stream. It reports whether there is one yet.
 func (j *Job) Drift(ctx context.Context) (d Drift, ok bool, err error) {
 	var chunks, steps, distance, length float64
 	switch {

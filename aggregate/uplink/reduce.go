@@ -146,7 +146,7 @@ func (u *Uplink) noteOf(rack int, index uint32, broadcast bool) note {
 	return readNote(u.sumOf(rack, index) + bytes)
 }
 
-// addParts makes a chunk's [store.Round.Part] that of all racks whose sums are here, and reports whether there are any. It adds
+// addParts sets a chunk's [store.Round.Part] to the sum of the parts of all racks, and reports whether racks send parts. It adds
 // them in the order of the sums, so that no shape changes a bit.
 func (u *Uplink) addParts(c *store.Chunk, index uint32) bool {
 	if u.cfg.Reduction.Behind() == 0 {
