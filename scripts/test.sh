@@ -84,7 +84,7 @@ step "racks and membership"
 $go test -vet=off -ldflags=-w -p 1 -timeout 30m ./lab/racks ./service/membership
 
 step "packages with C, but the lab"
-waiting='%/client %/service %/cmd/rackweave %/include' # for timeouts and processes, more than they compute
+waiting='%/client %/service %/cmd/rackweave %/include %/lab/attacks' # for timeouts and processes, more than they compute
 $make test-packages ABREAST=2 ONLY="$waiting"
 $make test-packages BUT="$waiting %/lab/simrack %/bench/study/learn"
 
