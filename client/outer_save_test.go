@@ -78,16 +78,7 @@ func TestRacksThatMeetSeldomGoOnFromACheckpoint(t *testing.T) {
 			dir := t.TempDir()
 			spoil := func(cfg *client.Config, c *racks.Cluster) { cfg.WireType, c.Shape = tc.wire, tc.shape }
 			tr, end := racksAlone(t, dir, tc.outer, spoil)
-			tr.start()
-			for n := range tc.before {
-				tr.step(n)
-			}
-			tr.barrier("before")
-			if _, err := tr.workers[3].Save(context20(t), "c"); err != nil {
-				t.Fatal(err)
-			}
-			tr.barrier("after")
-			want := [][][][]float32{tr.everywhere()}
+			want := [][][][]float32{tr.saved(tc.before)}
 			for n := range uint64(after) {
 				tr.step(tc.before + n)
 				want = append(want, tr.everywhere())
@@ -100,6 +91,21 @@ func TestRacksThatMeetSeldomGoOnFromACheckpoint(t *testing.T) {
 			tr.goesOn(want, tc.before)
 		})
 	}
+}
+
+// saved trains for so many steps, saves checkpoint c, and returns what every worker has then.
+func (tr *trainer) saved(steps uint64) [][][]float32 {
+	tr.t.Helper()
+	tr.start()
+	for n := range steps {
+		tr.step(n)
+	}
+	tr.barrier("before")
+	if _, err := tr.workers[3].Save(context20(tr.t), "c"); err != nil {
+		tr.t.Fatal(err)
+	}
+	tr.barrier("after")
+	return tr.everywhere()
 }
 
 // goesOn restores checkpoint c, of so many steps, and checks what every worker has got then and after each step more.
@@ -191,16 +197,7 @@ func TestRacksMeetInEveryStepAfterARestoreIfTheirMeetingsFollowTheDrift(t *testi
 	const outer, before, after = "every=4,rule=sgd,drift=1e6", 5, 6 // they meet in steps 1, 3 and 6
 	dir := t.TempDir()
 	tr, end := racksAlone(t, dir, outer, nil)
-	tr.start()
-	for n := range uint64(before) {
-		tr.step(n)
-	}
-	tr.barrier("before")
-	if _, err := tr.workers[3].Save(context20(t), "c"); err != nil {
-		t.Fatal(err)
-	}
-	tr.barrier("after")
-	want := [][][][]float32{tr.everywhere()}
+	want := [][][][]float32{tr.saved(before)}
 	tr.goesOn(want, before)
 	for n := range uint64(after) {
 		tr.step(before + n)
