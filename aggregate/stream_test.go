@@ -361,7 +361,7 @@ func TestStreamInTurnsEqualsPlainGoBitForBit(t *testing.T) {
 	}
 }
 
-// A worker's drift is how far the parameters have moved since it read them, when it sends its next gradient.
+// Drift is the distance that the parameters move from a worker's read to its next gradient.
 func TestStreamMeasuresHowFarWorkersDrift(t *testing.T) {
 	for _, wire := range []chunk.DType{chunk.F32, chunk.BF16} {
 		for _, policy := range []string{"asp", "k-asp:k=1"} {

@@ -20,7 +20,7 @@ type Reduction interface {
 	// Apply makes a result the rack's own, and reports whether the workers are answered with it. At the owner's buddy it makes the
 	// result from total, the sum of all racks.
 	Apply(c *store.Chunk, result, total uint64) (answers bool)
-	// ResultBytes returns the length of a result on the wire, of which the last [Reduction.Behind] bytes are not values.
+	// ResultBytes returns the length of a result on the wire. Its last [Reduction.Behind] bytes are not values.
 	ResultBytes(c *store.Chunk) uint32
 	// Behind returns the length of what follows the values of every result, at most mostBehind.
 	Behind() uint32
