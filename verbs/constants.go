@@ -21,6 +21,7 @@ const (
 	SendInline    = fabric.SendInline
 	SendPastCache = fabric.SendPastCache
 	SendPlaced    = fabric.SendPlaced
+	SendSolicited = fabric.SendSolicited
 
 	WCSend    = fabric.WCSend
 	WCRecvImm = fabric.WCRecvImm

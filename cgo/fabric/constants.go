@@ -29,6 +29,7 @@ const (
 	SendInline    SendFlags = C.RWF_SEND_INLINE
 	SendPastCache SendFlags = C.RWF_SEND_PAST_CACHE
 	SendPlaced    SendFlags = C.RWF_SEND_PLACED
+	SendSolicited SendFlags = C.RWF_SEND_SOLICITED
 )
 
 // These are the opcodes of work completions.

@@ -157,6 +157,12 @@ int rwf_wait_cq(rwf_cq *cq, int64_t timeout_us)
 	return cq->ops->wait_cq(cq, timeout_us);
 }
 
+void rwf_rest_cq(rwf_cq *cq)
+{
+	if (cq->ops->rest_cq)
+		cq->ops->rest_cq(cq);
+}
+
 int rwf_create_qp(rwf_pd *pd, const struct rwf_qp_init *init, rwf_qp **out)
 {
 	const uint32_t known = RWF_QP_BY_REFERENCE | RWF_QP_IMM_ONLY;

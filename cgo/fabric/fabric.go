@@ -20,7 +20,6 @@ package fabric
 import "C"
 
 import (
-	"embed"
 	"fmt"
 	"net/netip"
 	"runtime"
@@ -35,11 +34,6 @@ import (
 	_ "github.com/rackweave/rackweave/cgo/fabric/shm"
 	_ "github.com/rackweave/rackweave/cgo/fabric/tcp"
 )
-
-// See package base. Embedding also rebuilds the packages that include its headers and import this package.
-//
-//go:embed base/*.h
-var _ embed.FS
 
 // MR is a registered memory region (struct rwf_mr). Addr is also the remote address of its first byte.
 type MR struct {
@@ -290,8 +284,8 @@ func (cq *CQ) Poll(wc []WC) (int, error) {
 	return int(n), nil
 }
 
-// Arm makes the next Wait return when the queue has count completions (a hint), or one in error. A caller arms the queue, polls
-// once more, and then waits.
+// Arm makes the next Wait return when one of the queue pairs has count completions (a hint), or one in error. A caller arms the
+// queue, polls once more, and then waits.
 func (cq *CQ) Arm(count int) error {
 	if rc := C.rwf_req_notify_cq(cq.h, C.uint32_t(count)); rc < 0 {
 		return failed("arm completion queue", rc)
@@ -307,6 +301,10 @@ func (cq *CQ) Wait(timeout time.Duration) (bool, error) {
 	}
 	return n > 0, nil
 }
+
+// Rest acknowledges solicited messages that the queue has taken. The owner calls it before it turns to other work for some time,
+// because the peers' buffers may stay in use until then.
+func (cq *CQ) Rest() { C.rwf_rest_cq(cq.h) }
 
 // Wake makes the present or the next Wait return. Any goroutine may call it.
 func (cq *CQ) Wake() { C.rwf_wake_cq(cq.h) }

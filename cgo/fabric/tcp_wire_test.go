@@ -38,7 +38,7 @@ func dialRaw(t testing.TB, ep []byte) rawPeer {
 // rawHello is a valid hello to the queue pair of endpoint to, from that of endpoint from.
 func rawHello(to, from []byte) []byte {
 	h := binary.LittleEndian.AppendUint32(nil, 0x48545752)
-	h = binary.LittleEndian.AppendUint16(h, 2)
+	h = binary.LittleEndian.AppendUint16(h, 3)
 	h = binary.LittleEndian.AppendUint16(h, 1)
 	h = append(h, to[8:12]...)
 	h = append(h, from[8:12]...)

@@ -91,6 +91,7 @@ func Run(t *testing.T, p Provider) {
 		{"a wake ends the present or the next wait", wakeEndsWait},
 		{"arm, poll, wait loses no wakeup", noLostWakeup},
 		{"an error ends a wait for many completions", errorEndsWait},
+		{"an owner at rest has acknowledged solicited messages", restAcknowledges},
 
 		{"by reference, payloads are read where the sender holds them", byReferenceDelivers},
 		{"by reference, the sender's key and address take the reply", byReferenceReply},

@@ -184,3 +184,28 @@ func errorEndsWait(t *testing.T, p Provider) {
 	}
 	r.expect(r.a.wc[0], 1, r.a.qps[0], verbs.WCRemAccessErr)
 }
+
+func restAcknowledges(t *testing.T, p Provider) {
+	const replies = 20
+	r := newRig(t, p, shape{pairs: 1})
+	r.recv(r.a.qps[0], 1, 1)
+	r.recv(r.b.qps[0], 1, replies+1)
+	// Messages go both ways first, because then a reply may be awaited that carries the acknowledgement.
+	r.post(r.a.qps[0], r.write(0, 0, 32, 0))
+	r.collect(1, 1)
+	r.post(r.b.qps[0], write(r.b, r.a, 64, 64, 32, 0))
+	r.collect(2, 2)
+	for i := range replies {
+		wr := r.write(0, 0, 32, uint32(i))
+		wr.Flags |= verbs.SendSolicited
+		r.post(r.a.qps[0], wr)
+	}
+	r.loop("the messages have arrived", func() (int, bool) {
+		r.must(r.progress(r.a), "make progress")
+		return r.poll(r.b), len(r.b.got) == 2+replies
+	})
+	r.b.cq.Rest()
+	r.loop("the messages are acknowledged, though their receiver rests", func() (int, bool) {
+		return r.poll(r.a), len(r.a.got) == 2+replies
+	})
+}

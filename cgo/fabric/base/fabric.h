@@ -50,6 +50,7 @@ enum rwf_send_flags {
 	RWF_SEND_INLINE = 2,     /* the source may be reused on return; lkey is not read */
 	RWF_SEND_PAST_CACHE = 4, /* hint: nobody reads the target soon, so a copying provider may bypass the cache */
 	RWF_SEND_PLACED = 8,     /* the payload is at the target already (rwf_map); laddr and lkey are not read */
+	RWF_SEND_SOLICITED = 16, /* the sender lacks buffers: rwf_rest_cq acknowledges this message */
 };
 
 enum rwf_access { RWF_ACCESS_LOCAL_WRITE = 1, RWF_ACCESS_REMOTE_WRITE = 2 };
@@ -181,12 +182,17 @@ int rwf_destroy_cq(rwf_cq *cq); /* -EBUSY while a queue pair uses it */
 /* Makes progress, and takes up to n completions, oldest first per queue pair. Returns -EOVERFLOW if the queue overran. */
 int rwf_poll_cq(rwf_cq *cq, struct rwf_wc *wc, int n);
 /*
- * Arms the queue. The next wait returns when the queue has count completions, or one in error, or on a wake. count is a hint, and
- * fewer may end the wait. A caller arms the queue, polls once more, and then waits.
+ * Arms the queue. The next wait returns when one of its queue pairs has count completions, or one in error, or on a wake. count is
+ * a hint, and fewer may end the wait. A caller arms the queue, polls once more, and then waits.
  */
 int rwf_req_notify_cq(rwf_cq *cq, uint32_t count);
 /* Returns 1 if the queue has completions, or 0 after timeout_us. */
 int rwf_wait_cq(rwf_cq *cq, int64_t timeout_us);
+/*
+ * Acknowledges solicited messages that the queue has taken. An owner calls it before it turns to other work for some time, because
+ * the peers' buffers may stay in use until then.
+ */
+void rwf_rest_cq(rwf_cq *cq);
 /* Makes the present or the next wait return. Any thread may call it, and a signal handler. */
 int rwf_wake_cq(rwf_cq *cq);
 

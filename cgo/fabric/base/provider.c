@@ -126,7 +126,7 @@ int rwb_read_options(const char *provider, const char *options, const struct rwb
 
 int rwb_check_send(const rwf_qp *qp, const struct rwf_send_wr *wr, uint32_t max_inline, uint32_t device_flags)
 {
-	enum { KNOWN = RWF_SEND_SIGNALED | RWF_SEND_INLINE | RWF_SEND_PAST_CACHE | RWF_SEND_PLACED };
+	enum { KNOWN = RWF_SEND_SIGNALED | RWF_SEND_INLINE | RWF_SEND_PAST_CACHE | RWF_SEND_PLACED | RWF_SEND_SOLICITED };
 
 	if (wr->opcode > RWF_WRITE_WITH_IMM)
 		return rwf_fail(EINVAL, "post send on queue pair 0x%x: opcode %u is neither a write nor a write with immediate",

@@ -44,6 +44,7 @@ struct rwf_ops {
 	int (*close)(rwf_device *);
 	RWB_CALLS(RWB_FIELD, )
 	void *(*map)(rwf_qp *, uint32_t, uint64_t, uint32_t); /* NULL without RWF_DEV_MAPS */
+	void (*rest_cq)(rwf_cq *);                            /* NULL if arrivals are acknowledged without the owner's polls */
 };
 
 /* A provider's object starts with the matching head. The rest is the provider's own. fabric.c counts the users. */

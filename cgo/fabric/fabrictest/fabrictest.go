@@ -13,7 +13,8 @@ import (
 	"errors"
 	"unsafe"
 
-	_ "github.com/rackweave/rackweave/cgo/fabric/ibv" // for their C
+	_ "github.com/rackweave/rackweave/cgo/fabric/base" // for their C
+	_ "github.com/rackweave/rackweave/cgo/fabric/ibv"
 	_ "github.com/rackweave/rackweave/cgo/fabric/shm"
 	_ "github.com/rackweave/rackweave/cgo/fabric/tcp"
 )

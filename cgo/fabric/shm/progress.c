@@ -111,22 +111,20 @@ static bool arm_senders(struct shm_cq *cq)
 }
 
 /*
- * Publishes to each peer the count of descriptors at which to wake us. When count completions over n queue pairs have arrived, one
- * of these has its share of ceil(count/n), so waking at that share is never too late. The fence pairs with the one between a
- * sender's publishing and its read of wake_at: either it sees that we sleep, or we see its descriptor.
+ * Publishes to each peer the count of descriptors at which to wake us. The fence pairs with the one between a sender's publishing
+ * and its read of wake_at: either it sees that we sleep, or we see its descriptor.
  */
 int shm_req_notify_cq(rwf_cq *base, uint32_t count)
 {
 	struct shm_cq *cq = (struct shm_cq *)base;
-	uint64_t n = base->users, share = n ? (count + n - 1) / n : 1;
 	struct shm_qp *q;
 
-	if (share == 0)
-		share = 1;
+	if (count == 0)
+		count = 1;
 	for (int pass = 0; pass < 2; pass++) {
 		TAILQ_FOREACH(q, &cq->qps, of_cq) {
 			uint64_t room = q->base.recv_posted - q->base.received,
-				 at = q->base.received + (share < room ? share : room);
+				 at = q->base.received + (count < room ? count : room);
 
 			if (room == 0 || shm_state(q) != RWF_QPS_RTS)
 				continue;

@@ -15,6 +15,8 @@ import (
 	"structs"
 	"time"
 	"unsafe"
+
+	_ "github.com/rackweave/rackweave/cgo/fabric/base"
 )
 
 // Provider is the name of the provider.

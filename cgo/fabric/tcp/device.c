@@ -126,4 +126,5 @@ const struct rwf_ops rwf_tcp_ops = {.name = "tcp",
 				    .open = tcp_open,
 				    .list = tcp_list_addresses,
 				    .close = tcp_close,
+				    .rest_cq = tcp_rest_cq,
 				    RWB_COMMON_CALLS(RWB_ENTRY, rwb_) RWB_OWN_CALLS(RWB_ENTRY, tcp_)};

@@ -192,6 +192,22 @@ int tcp_poll_cq(rwf_cq *head, struct rwf_wc *wc, int n)
 	return got;
 }
 
+/* While the owner polls, acknowledgements wait for a reply that carries them. Here none may come for some time. */
+void tcp_rest_cq(rwf_cq *head)
+{
+	struct tcp_cq *cq = (struct tcp_cq *)head;
+	struct tcp_qp *qp;
+
+	if (!cq->solicited)
+		return;
+	cq->solicited = false;
+	tcp_enter(cq);
+	LIST_FOREACH(qp, &cq->qps, of_cq)
+		if (qp->in.solicited)
+			tcp_acknowledge(qp);
+	tcp_leave(cq);
+}
+
 int tcp_req_notify_cq(rwf_cq *head, uint32_t count)
 {
 	struct tcp_cq *cq = (struct tcp_cq *)head;

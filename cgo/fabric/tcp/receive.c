@@ -48,6 +48,8 @@ static void placed(struct tcp_qp *qp, uint32_t n)
 	qp->in.done = 0;
 	qp->in.entry++;
 	qp->in.message_bytes += e->length;
+	if (e->flags & TCP_ENTRY_SOLICITED)
+		qp->in.solicited = qp->cq->solicited = true;
 	if (!(e->flags & TCP_ENTRY_LAST))
 		return;
 	if (e->flags & TCP_ENTRY_IMM &&

@@ -73,6 +73,8 @@ static uint32_t add_entries(struct tcp_qp *qp)
 		room -= share;
 		if (qp->out.fragment == wr->length) {
 			e->flags = TCP_ENTRY_LAST;
+			if (wr->flags & RWF_SEND_SOLICITED)
+				e->flags |= TCP_ENTRY_SOLICITED;
 			if (wr->opcode == RWF_WRITE_WITH_IMM) {
 				e->flags |= TCP_ENTRY_IMM;
 				e->imm = wr->imm;
@@ -114,7 +116,7 @@ static void finish_frame(struct tcp_qp *qp, enum tcp_kind kind, uint32_t entries
 	}
 	qp->in.announced_posted = posted;
 	qp->in.announced_placed = qp->in.placed;
-	qp->in.data_due = qp->out.ack_now = false;
+	qp->in.data_due = qp->in.solicited = qp->out.ack_now = false;
 	if (entries) {
 		allow_answers(qp, entries, qp->out.total - before);
 		qp->in.converses |= qp->in.unanswered;

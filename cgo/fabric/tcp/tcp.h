@@ -70,6 +70,7 @@ struct tcp_cq {
 	_Atomic uint32_t busy; /* odd while the owner is inside a call */
 	bool errors;
 	bool due;         /* a queue pair may owe its peer an acknowledgement */
+	bool solicited;   /* and its peer may wait for that */
 	uint32_t armed;   /* completions that end the next wait */
 	uint64_t look_ns; /* the time of the next check of deadlines */
 	uint32_t rounds, idle;
@@ -117,6 +118,7 @@ struct tcp_in {
 
 	bool ready, hung_up;
 	bool data_due;   /* data arrived that is not acknowledged */
+	bool solicited;  /* and the peer waits for the acknowledgement */
 	bool unanswered; /* data arrived since the last data frame went out */
 	bool converses;  /* its owner answers data with data, which acknowledges it */
 
@@ -176,6 +178,7 @@ static inline void tcp_qp_ready(struct tcp_qp *qp)
 }
 
 RWB_OWN_CALLS(RWB_PROTOTYPE, tcp_)
+void tcp_rest_cq(rwf_cq *cq);
 
 /* tls.c */
 int tcp_tls_probe(void); /* returns 0, or an error with the remedy if the kernel has no TLS */

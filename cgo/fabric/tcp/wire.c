@@ -94,6 +94,6 @@ bool tcp_head_valid(const struct tcp_head *h)
 /* A fragment without bytes before the last, or an immediate before the last, means nothing. */
 bool tcp_entry_valid(const struct tcp_entry *e)
 {
-	return !(e->flags & ~(uint64_t)(TCP_ENTRY_LAST | TCP_ENTRY_IMM)) &&
+	return !(e->flags & ~(uint64_t)(TCP_ENTRY_LAST | TCP_ENTRY_IMM | TCP_ENTRY_SOLICITED)) &&
 	       (e->flags & TCP_ENTRY_LAST || (e->length && !(e->flags & TCP_ENTRY_IMM)));
 }

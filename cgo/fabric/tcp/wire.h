@@ -20,7 +20,7 @@
 enum {
 	TCP_COOKIE_LEN = 16,
 	TCP_PROOF_LEN = 16,
-	TCP_WIRE_VERSION = 2,
+	TCP_WIRE_VERSION = 3,
 	TCP_ENDPOINT_MAGIC = 0x45545752, /* "RWTE" */
 	TCP_HEAD_MAGIC = 0xa7,
 	TCP_DIGEST_LEN = 32,
@@ -63,7 +63,7 @@ struct tcp_head {
 	uint64_t placed; /* bytes placed, a running total */
 };
 
-enum tcp_entry_flags { TCP_ENTRY_LAST = 1, TCP_ENTRY_IMM = 2 };
+enum tcp_entry_flags { TCP_ENTRY_LAST = 1, TCP_ENTRY_IMM = 2, TCP_ENTRY_SOLICITED = 4 };
 
 struct tcp_entry {
 	uint64_t raddr;
