@@ -4,9 +4,9 @@
 // two ends check that. A plan only grows: [Plan.Add] never moves placed chunks, and the plan does not depend on the division of its
 // tensors into batches. One goroutine at a time may add. Any number may read while none adds.
 //
-// A lane is a (NIC, core) pair. The core owns the lane's chunks until the aggregator moves them. The queue pair of a message
-// identifies its lane, so the 32-bit immediate ([Pack]) carries only the operation, the epoch and the chunk's index within the
-// lane. A control record ([TensorRecord]) is the payload of a message to each of a tensor's lanes.
+// A lane is a (NIC, core) pair. The core owns the lane's chunks. The queue pair of a message identifies its lane, so the 32-bit
+// immediate ([Pack]) carries only the operation, the epoch and the chunk's index within the lane. A control record ([TensorRecord])
+// is the payload of a message to each of a tensor's lanes.
 //
 // Hyper-parameters travel when they change: a tensor's control record carries them, and where its answers go, ahead of its first
 // chunk. All workers must send the same.

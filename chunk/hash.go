@@ -29,7 +29,7 @@ func (p *Plan) Hash() [32]byte {
 		put(uint64(len(t.Name)))
 		buf = append(buf, t.Name...)
 		put(t.Elems)
-		put(uint64(t.DType))
+		put(uint64(t.DType) | uint64(t.Width)<<32) // dense tensors have the digest that they had before there were rows
 		// The lane index follows from the lanes of the chunks before it.
 		first, end := p.TensorChunks(i)
 		put(uint64(end - first))

@@ -28,7 +28,7 @@ const (
 	OpBroadcast Op = 3 // the values from the root, an empty message from other workers; the reply is data
 	OpTensor    Op = 4 // a [TensorRecord]; the index is the lane-local tensor index, or all ones to announce the worker's step
 	OpCommit    Op = 5 // a [TensorRecord] that ends a two-phase step, or a worker's step in mode stream
-	OpNotice    Op = 6 // aggregator to worker, about a chunk; the epoch is NoticeNACK, NoticeRequest or NoticeMove
+	OpNotice    Op = 6 // aggregator to worker, about a chunk; the epoch is NoticeNACK or NoticeRequest
 	// aggregator to worker: the job failed; the index is the rank of the worker that caused it, or all ones if none did
 	OpAbort Op = 7
 )
@@ -37,35 +37,7 @@ const (
 const (
 	NoticeNACK    = 0 // the chunk was dropped, and must be sent again
 	NoticeRequest = 1 // the chunk must be sent before others
-	NoticeMove    = 2 // and above: after its answer the chunk belongs to lane epoch-NoticeMove
-
-	// MoveLanes is the number of lanes to which a chunk can move, because the notice can name them.
-	MoveLanes = EpochMask + 1 - NoticeMove
 )
-
-// MovedBit marks the index of a chunk that has moved to a lane where the plan did not place it. The other bits
-// name its home, so that the index does not depend on the lane's other chunks. In a control record MovedBit marks the number of a
-// tensor without chunks of the plan in the lane.
-const MovedBit = 1 << (IndexBits - 1)
-
-// Moved returns the index in lane to, one of so many, of the chunk with this index in lane from. ok is false if the index cannot
-// name the chunk's home.
-func Moved(index uint32, from, to, lanes int) (moved uint32, ok bool) {
-	if index&MovedBit != 0 {
-		from, index = Home(index, lanes)
-	}
-	if from == to {
-		return index, true
-	}
-	n := uint64(index)*uint64(lanes) + uint64(from)
-	return uint32(n) | MovedBit, n < MovedBit
-}
-
-// Home returns the place that the plan has given a moved chunk.
-func Home(moved uint32, lanes int) (lane int, index uint32) {
-	n := moved &^ MovedBit
-	return int(n % uint32(lanes)), n / uint32(lanes)
-}
 
 var opNames = [1 << OpBits]string{"push", "pushpull", "pull", "broadcast", "tensor", "commit", "notice", "abort"}
 

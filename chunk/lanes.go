@@ -1,13 +1,16 @@
 package chunk
 
 import (
+	"cmp"
 	"math/bits"
 	"slices"
 )
 
-// nicState holds a NIC's weight, its load in wire bytes, including other plans', and the numbers of its lanes.
+// nicState holds a NIC's weight, its load in wire bytes, including other plans', the sum of its lanes' touched bytes, and their
+// numbers.
 type nicState struct {
 	weight, bytes uint64
+	touched       float64
 	lanes         []int
 }
 
@@ -71,6 +74,42 @@ func (p *Plan) lightest(bytes uint64) int {
 	}
 	p.charge(best, bytes)
 	return best
+}
+
+// leastTouched returns the lanes of a sparse tensor's chunks, and charges their touches. The most touched chunk goes first, each
+// one to the NIC that would finish it first at its link speed, and there to the lane with the fewest touched bytes, and then with
+// the fewest bytes. Only touched bytes travel, so that the bytes of these chunks do not count where others are placed. As they fill
+// memory all the same, no lane gets more than twice its even share of the tensor's chunks.
+func (p *Plan) leastTouched(t *Tensor) []int {
+	order, lanes := make([]int, len(t.Touches)), make([]int, len(t.Touches))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(t.Touches[b], t.Touches[a]) })
+	room := slices.Repeat([]int{2 * ((len(order)-1)/len(p.lanes) + 1)}, len(p.lanes))
+	perChunk, size := t.PerChunk(p.chunkBytes), uint64(t.DType.Size())
+	for _, c := range order {
+		// The conversion keeps a processor from rounding the product and a sum together, so that all place alike.
+		touched := float64(float64(t.Touches[c]) * float64(uint64(t.Width)*size))
+		done := func(l int) float64 {
+			nic := &p.nics[p.lanes[l].nic]
+			return (nic.touched + touched) / float64(nic.weight)
+		}
+		best := -1
+		for l := range p.lanes {
+			if room[l] > 0 && (best < 0 || cmp.Or(cmp.Compare(done(l), done(best)), cmp.Compare(p.lanes[l].touched, p.lanes[best].touched),
+				cmp.Compare(p.lanes[l].bytes+p.lanes[l].apart, p.lanes[best].bytes+p.lanes[best].apart)) < 0) {
+				best = l
+			}
+		}
+		lane := &p.lanes[best]
+		room[best]--
+		lanes[c] = best
+		lane.touched += touched
+		p.nics[lane.nic].touched += touched
+		lane.apart += min(perChunk, t.Elems-uint64(c)*perChunk) * size
+	}
+	return lanes
 }
 
 func (p *Plan) charge(lane int, bytes uint64) {

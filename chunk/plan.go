@@ -3,6 +3,7 @@ package chunk
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"slices"
 	"strings"
@@ -13,8 +14,8 @@ const (
 	MinChunkBytes     = 4 << 10
 	MaxChunkBytes     = 4 << 20
 	MaxLanes          = 1 << 10
-	// MaxLaneChunks is the number of chunks of a plan that the immediate can distinguish within a lane.
-	MaxLaneChunks = MovedBit
+	// MaxLaneChunks is the largest number of chunks in a lane. The highest bit of their indexes is reserved, and is 0.
+	MaxLaneChunks = 1 << (IndexBits - 1)
 )
 
 // ErrInvalid is wrapped by every error of [NewPlan] and [Plan.Add].
@@ -24,11 +25,20 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
 }
 
-// Tensor is one parameter of a model, and its type on the wire.
+// RowBytes is the number of bytes that a message of rows carries beside one row: a header of 16, and the row's number.
+const RowBytes = 16 + 4
+
+// Tensor is one parameter of a model, and its type on the wire. Width is the number of elements in a row of a sparse tensor, and 0
+// for a dense one. Chunks of a sparse tensor are whole rows, and stay in their lanes.
+//
+// Touches, if not nil, holds the number of rows of each chunk of a sparse tensor that a step is expected to touch, in a unit common
+// to the plan's tensors. They decide alone where [Plan.Add] places its chunks. The plan does not keep them.
 type Tensor struct {
-	Name  string
-	Elems uint64
-	DType DType
+	Name    string
+	Elems   uint64
+	DType   DType
+	Width   uint32
+	Touches []float32
 }
 
 // Lane is a (NIC, core) pair. Weight is the NIC's link speed, equal on all its lanes and in one unit for all NICs (Mb/s). If all
@@ -76,6 +86,8 @@ type laneState struct {
 	chunks       []uint32
 	tensors      []LaneTensor
 	elems, bytes uint64
+	apart        uint64  // bytes of the chunks that were placed by their touches, which bytes leaves out
+	touched      float64 // expected bytes of these chunks' rows in a step
 }
 
 type tensorState struct {
@@ -113,13 +125,22 @@ func NewPlan(c Config) (*Plan, error) {
 
 // Add appends tensors and places their chunks. After an error the plan is unchanged.
 func (p *Plan) Add(batch []Tensor) error {
-	return p.add(batch, nil, func(bytes uint64) (int, error) { return p.lightest(bytes), nil })
+	var lanes []int
+	return p.add(batch, nil, func(t *Tensor, n int, bytes uint64) (int, error) {
+		switch {
+		case t.Touches == nil:
+			return p.lightest(bytes), nil
+		case n == 0:
+			lanes = p.leastTouched(t)
+		}
+		return lanes[n], nil
+	})
 }
 
 // Follow appends tensors whose chunks another end has placed on these lanes. After an error the plan is unchanged.
 func (p *Plan) Follow(batch []Tensor, lanes []uint32) error {
 	next, want := 0, uint64(len(lanes))
-	return p.add(batch, &want, func(bytes uint64) (int, error) {
+	return p.add(batch, &want, func(_ *Tensor, _ int, bytes uint64) (int, error) {
 		n := lanes[next]
 		if next++; n >= uint32(len(p.lanes)) {
 			return 0, invalid("chunk %d is placed on lane %d of %d", len(p.chunks), n, len(p.lanes))
@@ -129,8 +150,11 @@ func (p *Plan) Follow(batch []Tensor, lanes []uint32) error {
 	})
 }
 
-// add appends tensors, of want chunks unless want is nil. place puts a chunk of so many bytes on a lane, and charges it.
-func (p *Plan) add(batch []Tensor, want *uint64, place func(bytes uint64) (int, error)) (err error) {
+// placer puts a tensor's n-th chunk, of so many bytes, on a lane, and charges it.
+type placer func(t *Tensor, n int, bytes uint64) (lane int, err error)
+
+// add appends tensors, of want chunks unless want is nil.
+func (p *Plan) add(batch []Tensor, want *uint64, place placer) (err error) {
 	// Saving the headers of the other slices is enough, because the next add overwrites elements past a saved length.
 	saved, added := *p, 0
 	p.lanes, p.nics = slices.Clone(p.lanes), slices.Clone(p.nics)
@@ -149,7 +173,7 @@ func (p *Plan) add(batch []Tensor, want *uint64, place func(bytes uint64) (int, 
 		if err := p.check(t); err != nil {
 			return err
 		}
-		chunks += (t.Elems-1)/p.perChunk(t.DType) + 1
+		chunks += (t.Elems-1)/t.PerChunk(p.chunkBytes) + 1
 		if chunks > room {
 			return invalid("tensor %q of %d elements: the model has more chunks of %d bytes than %d lanes can number (%d each): %s",
 				t.Name, t.Elems, p.chunkBytes, len(p.lanes), MaxLaneChunks, remedyTooMany)
@@ -185,18 +209,43 @@ func (p *Plan) check(t Tensor) error {
 	if t.Elems == 0 {
 		return invalid("tensor %q has no elements: leave it out", t.Name)
 	}
+	if t.Width == 0 {
+		if t.Touches != nil {
+			return invalid("dense tensor %q has touches of its chunks: leave them out, or declare it sparse", t.Name)
+		}
+		return nil
+	}
+	row := uint64(t.Width) * uint64(t.DType.Size())
+	switch {
+	case row+RowBytes > uint64(p.chunkBytes):
+		return invalid("sparse tensor %q: rows of %d bytes and %d more do not fit a chunk of %d: use larger chunks or narrower rows",
+			t.Name, row, RowBytes, p.chunkBytes)
+	case t.Elems%uint64(t.Width) != 0:
+		return invalid("sparse tensor %q of %d elements has rows of %d: use a multiple of that", t.Name, t.Elems, t.Width)
+	case t.Elems/uint64(t.Width) > math.MaxUint32:
+		return invalid("sparse tensor %q has %d rows: use at most %d", t.Name, t.Elems/uint64(t.Width), uint32(math.MaxUint32))
+	}
+	if n := (t.Elems-1)/t.PerChunk(p.chunkBytes) + 1; t.Touches != nil && uint64(len(t.Touches)) != n {
+		return invalid("sparse tensor %q has touches of %d chunks, and %d chunks: give one number for each", t.Name, len(t.Touches), n)
+	}
+	for i, n := range t.Touches {
+		if !(n >= 0 && n <= math.MaxFloat32) {
+			return invalid("sparse tensor %q: chunk %d is touched %v times: use finite numbers of at least 0", t.Name, i, n)
+		}
+	}
 	return nil
 }
 
 // place cuts a checked tensor into chunks and puts each one on the lane that choose returns.
-func (p *Plan) place(t Tensor, choose func(bytes uint64) (int, error)) error {
-	tensor := uint32(len(p.tensors))
-	p.tensors = append(p.tensors, tensorState{t, len(p.chunks)})
-	perChunk, size := p.perChunk(t.DType), uint64(t.DType.Size())
+func (p *Plan) place(t Tensor, choose placer) error {
+	tensor, first := uint32(len(p.tensors)), len(p.chunks)
+	p.tensors = append(p.tensors, tensorState{t, first})
+	p.tensors[tensor].Touches = nil
+	perChunk, size := t.PerChunk(p.chunkBytes), uint64(t.DType.Size())
 	for left := t.Elems; left > 0; {
 		elems := min(left, perChunk)
 		left -= elems
-		n, err := choose(elems * size)
+		n, err := choose(&t, len(p.chunks)-first, elems*size)
 		if err != nil {
 			return fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
@@ -218,7 +267,14 @@ func (p *Plan) place(t Tensor, choose func(bytes uint64) (int, error)) error {
 	return nil
 }
 
-func (p *Plan) perChunk(d DType) uint64 { return uint64(p.chunkBytes / d.Size()) }
+// PerChunk returns the number of elements in a full chunk, or 0 if a row does not fit in a chunk.
+func (t *Tensor) PerChunk(chunkBytes int) uint64 {
+	n := uint64(chunkBytes / t.DType.Size())
+	if t.Width > 0 {
+		n -= n % uint64(t.Width)
+	}
+	return n
+}
 
 // ChunkBytes returns the size of a full chunk on the wire.
 func (p *Plan) ChunkBytes() int { return p.chunkBytes }
@@ -230,7 +286,7 @@ func (p *Plan) NumChunks() int { return len(p.chunks) }
 func (p *Plan) Chunk(id int) Chunk {
 	at := p.chunks[id]
 	t := &p.tensors[at.tensor]
-	perChunk := p.perChunk(t.DType)
+	perChunk := t.PerChunk(p.chunkBytes)
 	offset := uint64(id-t.first) * perChunk
 	return Chunk{int(at.tensor), offset, int(min(perChunk, t.Elems-offset)), int(at.lane), int(at.laneIndex)}
 }
@@ -275,8 +331,28 @@ func (p *Plan) LaneTensor(l, t int) (index int, share LaneTensor, ok bool) {
 	return i, ts[i], true
 }
 
+// RowsPerChunk returns the number of rows in a full chunk of a sparse tensor, and 0 for a dense one.
+func (p *Plan) RowsPerChunk(t int) uint32 {
+	if ts := &p.tensors[t]; ts.Width > 0 {
+		return uint32(ts.PerChunk(p.chunkBytes) / uint64(ts.Width))
+	}
+	return 0
+}
+
+// LaneRows returns the number of a sparse tensor's rows in a lane.
+func (p *Plan) LaneRows(l, t int) (rows uint32) {
+	if _, share, ok := p.LaneTensor(l, t); ok && p.tensors[t].Width > 0 {
+		for _, id := range p.LaneChunks(l)[share.First:][:share.Chunks] {
+			rows += uint32(p.Chunk(int(id)).Elems) / p.tensors[t].Width
+		}
+	}
+	return rows
+}
+
 // LaneLoad returns a lane's load, in elements and in bytes on the wire.
-func (p *Plan) LaneLoad(l int) (elems, bytes uint64) { return p.lanes[l].elems, p.lanes[l].bytes }
+func (p *Plan) LaneLoad(l int) (elems, bytes uint64) {
+	return p.lanes[l].elems, p.lanes[l].bytes + p.lanes[l].apart
+}
 
 // String returns the plan as text, for people and golden tests: a header, a line for each lane with its load, and a line for each
 // tensor with its lanes, each with the number of the tensor's chunks there.
@@ -284,19 +360,24 @@ func (p *Plan) String() string {
 	var b strings.Builder
 	var elems, bytes uint64
 	for i := range p.lanes {
-		elems, bytes = elems+p.lanes[i].elems, bytes+p.lanes[i].bytes
+		e, n := p.LaneLoad(i)
+		elems, bytes = elems+e, bytes+n
 	}
 	fmt.Fprintf(&b, "plan: chunk_bytes %d, nics %d, lanes %d, tensors %d, chunks %d, elems %d, bytes %d\n",
 		p.chunkBytes, len(p.nics), len(p.lanes), len(p.tensors), len(p.chunks), elems, bytes)
 	for i := range p.lanes {
 		l := &p.lanes[i]
 		fmt.Fprintf(&b, "lane %d: nic %d, core %d, weight %d, tensors %d, chunks %d, elems %d, bytes %d\n",
-			i, l.NIC, l.Core, l.Weight, len(l.tensors), len(l.chunks), l.elems, l.bytes)
+			i, l.NIC, l.Core, l.Weight, len(l.tensors), len(l.chunks), l.elems, l.bytes+l.apart)
 	}
 	for i := range p.tensors {
 		t := &p.tensors[i]
 		first, end := p.TensorChunks(i)
-		fmt.Fprintf(&b, "tensor %d: %q %v, elems %d, chunks %d, lanes", i, t.Name, t.DType, t.Elems, end-first)
+		fmt.Fprintf(&b, "tensor %d: %q %v, elems %d, ", i, t.Name, t.DType, t.Elems)
+		if t.Width > 0 {
+			fmt.Fprintf(&b, "width %d, ", t.Width)
+		}
+		fmt.Fprintf(&b, "chunks %d, lanes", end-first)
 		for l := range p.lanes {
 			if _, share, ok := p.LaneTensor(l, i); ok {
 				fmt.Fprintf(&b, " %d:%d", l, share.Chunks)
