@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math"
-	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -113,34 +112,6 @@ func FuzzRecordSurvivesDecodeAndEncode(f *testing.F) {
 			t.Errorf("% x\nbecame\n% x", src, again)
 		}
 	})
-}
-
-// A chunk has one index in each lane, by whatever lanes it got there, and one home.
-func TestAGuestsIndexNamesItsHome(t *testing.T) {
-	rng := rand.New(rand.NewPCG(5, 6))
-	for range 10_000 {
-		lanes := 1 + rng.IntN(MoveLanes)
-		home, index := rng.IntN(lanes), rng.Uint32N(MovedBit)
-		lane, at := home, index
-		for range 4 {
-			to := rng.IntN(lanes)
-			moved, ok := Moved(at, lane, to, lanes)
-			if fits := to == home || uint64(index)*uint64(lanes)+uint64(home) < MovedBit; ok != fits {
-				t.Fatalf("chunk %d of lane %d, of %d, to lane %d: %v", index, home, lanes, to, ok)
-			} else if !ok {
-				break
-			}
-			if lane, at = to, moved; to == home {
-				if at != index {
-					t.Fatalf("chunk %d of lane %d comes home as %d", index, home, at)
-				}
-				continue
-			}
-			if h, i := Home(at, lanes); at&MovedBit == 0 || at > IndexMask || h != home || i != index {
-				t.Fatalf("chunk %d of lane %d, of %d, is %#x in lane %d, which names chunk %d of lane %d", index, home, lanes, at, to, i, h)
-			}
-		}
-	}
 }
 
 func TestRecordRefusesWhatItDoesNotKnow(t *testing.T) {

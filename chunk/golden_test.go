@@ -11,8 +11,9 @@ import (
 // TestGolden runs the scripts in testdata/plan.
 //
 //	new [chunk_bytes=N] lanes=(NIC/CORE[@WEIGHT], …)   a plan
-//	add                                                a batch: a line `"name" dtype elems` for each tensor
+//	add                                                a batch: a line `"name" dtype elems [width]` for each tensor
 //	chunks lane=N | tensor=N                           the chunks of one, as accessors give them
+//	rows tensor=N                                      a sparse tensor's rows by lane
 //	hash                                               the plan's hash
 func TestGolden(t *testing.T) {
 	datadriven.Walk(t, "testdata/plan", func(t *testing.T, path string) {
@@ -41,7 +42,8 @@ func script(t *testing.T, p **Plan, d *datadriven.TestData) (string, error) {
 		for line := range strings.Lines(d.Input) {
 			var ts Tensor
 			var dtype string
-			if _, err := fmt.Sscanf(line, "%q %s %d", &ts.Name, &dtype, &ts.Elems); err != nil {
+			n, err := fmt.Sscanf(line, "%q %s %d %d", &ts.Name, &dtype, &ts.Elems, &ts.Width)
+			if n < 3 {
 				return "", err
 			}
 			ts.DType, _ = ParseDType(dtype)
@@ -73,6 +75,16 @@ func script(t *testing.T, p **Plan, d *datadriven.TestData) (string, error) {
 			fmt.Fprintf(&b, "%d: tensor %d [%d, %d) lane %d index %d\n", id, c.Tensor, c.Offset, c.Offset+uint64(c.Elems), c.Lane,
 				c.LaneIndex)
 		}
+		return b.String(), nil
+	case "rows":
+		var n int
+		d.ScanArgs(t, "tensor", &n)
+		var b strings.Builder
+		fmt.Fprintf(&b, "%d per chunk", (*p).RowsPerChunk(n))
+		for l := range (*p).NumLanes() {
+			fmt.Fprintf(&b, ", lane %d: %d", l, (*p).LaneRows(l, n))
+		}
+		b.WriteByte('\n')
 		return b.String(), nil
 	case "hash":
 		return fmt.Sprintf("%x\n", (*p).Hash()), nil

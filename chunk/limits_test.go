@@ -20,7 +20,7 @@ func lanes(nics, cores int) []Lane {
 }
 
 // hundredGB is an f32 model of 100 GB: 3.05 million chunks of 32 KiB.
-var hundredGB = []Tensor{{"w", 25_000_000_000, F32}}
+var hundredGB = []Tensor{{"w", 25_000_000_000, F32, 0, nil}}
 
 func TestChunkTakesAtMost24Bytes(t *testing.T) {
 	p := build(t, Config{Lanes: lanes(10, 4)}, hundredGB)
@@ -47,7 +47,7 @@ func TestChunkTakesAtMost24Bytes(t *testing.T) {
 func TestHundredThousandOneElementTensors(t *testing.T) {
 	var model []Tensor
 	for i := range 100_000 {
-		model = append(model, Tensor{fmt.Sprint("t", i), 1, F32})
+		model = append(model, Tensor{fmt.Sprint("t", i), 1, F32, 0, nil})
 	}
 	p := build(t, Config{Lanes: lanes(2, 2)}, model)
 	for l := range p.NumLanes() {
@@ -61,9 +61,9 @@ func TestHundredThousandOneElementTensors(t *testing.T) {
 // of it unharmed.
 func TestFullLaneIsAnErrorThatLeavesThePlanAsItWas(t *testing.T) {
 	c := Config{ChunkBytes: MinChunkBytes, Lanes: []Lane{{NIC: 0, Core: 0, Weight: 1_000_000}, {NIC: 1, Core: 1, Weight: 1}}}
-	p := build(t, c, []Tensor{{"a", 5000, F32}})
+	p := build(t, c, []Tensor{{"a", 5000, F32, 0, nil}})
 	before, text, hash := all(p), p.String(), p.Hash()
-	err := p.Add([]Tensor{{"b", 10, F32}, {"c", (MaxLaneChunks + 100) * 1024, F32}})
+	err := p.Add([]Tensor{{"b", 10, F32, 0, nil}, {"c", (MaxLaneChunks + 100) * 1024, F32, 0, nil}})
 	if !errors.Is(err, ErrInvalid) ||
 		!strings.Contains(err.Error(), `tensor "c": lane 0 (NIC 0, core 0) already has the 2097152 chunks`) ||
 		!strings.Contains(err.Error(), "raise the chunk size or use more lanes") {
@@ -72,10 +72,10 @@ func TestFullLaneIsAnErrorThatLeavesThePlanAsItWas(t *testing.T) {
 	if !slices.Equal(all(p), before) || p.String() != text || p.Hash() != hash {
 		t.Fatalf("the plan is now\n%s", p)
 	}
-	if err := p.Add([]Tensor{{"b", 10, F32}}); err != nil {
+	if err := p.Add([]Tensor{{"b", 10, F32, 0, nil}}); err != nil {
 		t.Fatal(err)
 	}
-	again := build(t, c, []Tensor{{"a", 5000, F32}, {"b", 10, F32}})
+	again := build(t, c, []Tensor{{"a", 5000, F32, 0, nil}, {"b", 10, F32, 0, nil}})
 	if p.Hash() != again.Hash() {
 		t.Fatalf("got\n%s\nwant\n%s", p, again)
 	}
@@ -83,11 +83,11 @@ func TestFullLaneIsAnErrorThatLeavesThePlanAsItWas(t *testing.T) {
 
 // A lane may be full to the last index.
 func TestLastIndexIsUsable(t *testing.T) {
-	p := build(t, Config{ChunkBytes: MinChunkBytes, Lanes: lanes(1, 1)}, []Tensor{{"a", MaxLaneChunks * 1024, F32}})
+	p := build(t, Config{ChunkBytes: MinChunkBytes, Lanes: lanes(1, 1)}, []Tensor{{"a", MaxLaneChunks * 1024, F32, 0, nil}})
 	if last := p.Chunk(p.NumChunks() - 1); last.LaneIndex != MaxLaneChunks-1 {
 		t.Errorf("last index %d", last.LaneIndex)
 	}
-	if err := p.Add([]Tensor{{"b", 1, F32}}); !errors.Is(err, ErrInvalid) {
+	if err := p.Add([]Tensor{{"b", 1, F32, 0, nil}}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("one more: %v", err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/big"
 	"os"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,7 +34,11 @@ var models = rapid.Custom(func(t *rapid.T) []Tensor {
 	var m []Tensor
 	for i := range rapid.IntRange(0, 20).Draw(t, "tensors") {
 		dtype := rapid.SampledFrom([]DType{F32, BF16, F16}).Draw(t, "dtype")
-		m = append(m, Tensor{"t" + strconv.Itoa(i), elems.Draw(t, "elems"), dtype})
+		n, width := elems.Draw(t, "elems"), rapid.SampledFrom([]uint32{0, 0, 1, 3, 64, 1000}).Draw(t, "width")
+		if w := uint64(width); w > 0 {
+			n = (n + w - 1) / w * w
+		}
+		m = append(m, Tensor{"t" + strconv.Itoa(i), n, dtype, width, nil})
 	}
 	return m
 })
@@ -59,6 +64,15 @@ func all(p *Plan) []Chunk {
 	return cs
 }
 
+// fullChunk returns the number of elements in a full chunk.
+func fullChunk(c Config, t Tensor) uint64 {
+	n := uint64(c.ChunkBytes / t.DType.Size())
+	if t.Width > 0 {
+		return n / uint64(t.Width) * uint64(t.Width)
+	}
+	return n
+}
+
 // oracle places one chunk at a time with exact fractions and no state but the chunks so far.
 func oracle(c Config, model []Tensor) (chunks []Chunk) {
 	bytesOf := func(in func(Lane) bool) (sum int64) {
@@ -71,7 +85,7 @@ func oracle(c Config, model []Tensor) (chunks []Chunk) {
 	}
 	for ti, t := range model {
 		for off := uint64(0); off < t.Elems; {
-			elems := min(t.Elems-off, uint64(c.ChunkBytes/t.DType.Size()))
+			elems := min(t.Elems-off, fullChunk(c, t))
 			best, bestDone, bestBytes := -1, new(big.Rat), int64(0)
 			for i, l := range c.Lanes {
 				nic := bytesOf(func(o Lane) bool { return o.NIC == l.NIC })
@@ -109,7 +123,7 @@ func TestEveryElementIsCoveredOnce(t *testing.T) {
 		c, m := configs.Draw(t, "config"), models.Draw(t, "model")
 		p := build(t, c, m)
 		for i, want := range m {
-			if p.Tensor(i) != want {
+			if !reflect.DeepEqual(p.Tensor(i), want) {
 				t.Fatalf("tensor %d is %v, not %v", i, p.Tensor(i), want)
 			}
 			if at, ok := p.Lookup(want.Name); !ok || at != i {
@@ -119,7 +133,7 @@ func TestEveryElementIsCoveredOnce(t *testing.T) {
 			first, end := p.TensorChunks(i)
 			for id := first; id < end; id++ {
 				k := p.Chunk(id)
-				full := c.ChunkBytes / want.DType.Size()
+				full := int(fullChunk(c, want))
 				if k.Tensor != i || k.Offset != next || k.Elems < 1 || k.Elems > full || k.Elems < full && id != end-1 {
 					t.Fatalf("chunk %d of tensor %d at element %d: %+v", id, i, next, k)
 				}
@@ -143,6 +157,7 @@ func TestLaneViewsAgreeWithChunks(t *testing.T) {
 				t.Fatalf("lane %d is %v, not %v", l, p.lanes[l].Lane, c.Lanes[l])
 			}
 			var elems, bytes uint64
+			rows := map[int]uint64{}
 			share := map[int][]int{} // tensor: lane indices
 			for i, id := range p.LaneChunks(l) {
 				k := p.Chunk(int(id))
@@ -152,6 +167,9 @@ func TestLaneViewsAgreeWithChunks(t *testing.T) {
 				elems += uint64(k.Elems)
 				bytes += uint64(k.Elems * m[k.Tensor].DType.Size())
 				share[k.Tensor] = append(share[k.Tensor], i)
+				if w := m[k.Tensor].Width; w > 0 {
+					rows[k.Tensor] += uint64(k.Elems) / uint64(w)
+				}
 				total++
 			}
 			if e, b := p.LaneLoad(l); e != elems || b != bytes {
@@ -167,6 +185,9 @@ func TestLaneViewsAgreeWithChunks(t *testing.T) {
 				last = int(lt.Tensor)
 			}
 			for ti := range m {
+				if got := p.LaneRows(l, ti); uint64(got) != rows[ti] {
+					t.Fatalf("lane %d, tensor %d: %d rows, chunks have %d", l, ti, got, rows[ti])
+				}
 				i, lt, ok := p.LaneTensor(l, ti)
 				if ok != (share[ti] != nil) || ok && p.LaneTensors(l)[i] != lt || ok && int(lt.Tensor) != ti {
 					t.Fatalf("lane %d: LaneTensor(%d) = %d, %+v, %v", l, ti, i, lt, ok)
@@ -232,7 +253,7 @@ func TestBatchesDoNotMoveChunks(t *testing.T) {
 
 func TestHashTellsPlansApart(t *testing.T) {
 	lanes := []Lane{{NIC: 0, Core: 0, Weight: 10}, {NIC: 1, Core: 1, Weight: 10}}
-	model := []Tensor{{"ab", 5000, F32}, {"c", 1, F32}}
+	model := []Tensor{{"ab", 5000, F32, 0, nil}, {"c", 1, F32, 0, nil}}
 	seen := map[[32]byte]string{}
 	for name, p := range map[string]*Plan{
 		"plain":       build(t, Config{4096, lanes}, model),
@@ -240,10 +261,12 @@ func TestHashTellsPlansApart(t *testing.T) {
 		"chunk size":  build(t, Config{8192, lanes}, model),
 		"core":        build(t, Config{4096, []Lane{{NIC: 0, Core: 0, Weight: 10}, {NIC: 1, Core: 2, Weight: 10}}}, model),
 		"weight":      build(t, Config{4096, []Lane{{NIC: 0, Core: 0, Weight: 11}, {NIC: 1, Core: 1, Weight: 11}}}, model),
-		"names":       build(t, Config{4096, lanes}, []Tensor{{"a", 5000, F32}, {"bc", 1, F32}}),
-		"elems":       build(t, Config{4096, lanes}, []Tensor{{"ab", 5001, F32}, {"c", 1, F32}}),
-		"dtype":       build(t, Config{4096, lanes}, []Tensor{{"ab", 5000, F32}, {"c", 1, F16}}),
-		"dtype alike": build(t, Config{4096, lanes}, []Tensor{{"ab", 5000, F32}, {"c", 1, BF16}}),
+		"names":       build(t, Config{4096, lanes}, []Tensor{{"a", 5000, F32, 0, nil}, {"bc", 1, F32, 0, nil}}),
+		"elems":       build(t, Config{4096, lanes}, []Tensor{{"ab", 5001, F32, 0, nil}, {"c", 1, F32, 0, nil}}),
+		"dtype":       build(t, Config{4096, lanes}, []Tensor{{"ab", 5000, F32, 0, nil}, {"c", 1, F16, 0, nil}}),
+		"dtype alike": build(t, Config{4096, lanes}, []Tensor{{"ab", 5000, F32, 0, nil}, {"c", 1, BF16, 0, nil}}),
+		"sparse":      build(t, Config{4096, lanes}, []Tensor{{"ab", 5000, F32, 1, nil}, {"c", 1, F32, 0, nil}}),
+		"width alike": build(t, Config{4096, lanes}, []Tensor{{"ab", 5000, F32, 2, nil}, {"c", 1, F32, 0, nil}}),
 	} {
 		if other, dup := seen[p.Hash()]; dup {
 			t.Errorf("%q has the hash of %q", name, other)

@@ -7,7 +7,7 @@ import (
 
 // Each aggregator works the plan out for itself, whatever the numbers of its cores and its other jobs.
 func TestAggregatorsThatAreAlikeSpreadAlike(t *testing.T) {
-	tensors := []Tensor{{"a", 100_000, F32}, {"b", 7, BF16}, {"c", 50_000, F16}}
+	tensors := []Tensor{{"a", 100_000, F32, 0, nil}, {"b", 7, BF16, 0, nil}, {"c", 50_000, F16, 0, nil}}
 	hash := func(lanes []Lane) [32]byte {
 		p, err := NewPlan(Config{ChunkBytes: 4096, Lanes: Spread(lanes, 3)})
 		if err == nil {
