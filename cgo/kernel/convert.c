@@ -24,13 +24,15 @@ static void stream_copy(const struct rwk_ops *ops, uint64_t dst, uint64_t src, u
 
 void rwk_convert(int isa, uint64_t dst, int dst_type, uint64_t src, int src_type, uint64_t n, int past_cache)
 {
-	const struct rwk_ops *ops = rwk_ops_of(isa);
+	const struct rwk_ops *ops;
 
+	if (dst_type == src_type && !past_cache) {
+		memcpy((void *)(uintptr_t)dst, (const void *)(uintptr_t)src, n * rwk_size(src_type));
+		return;
+	}
+	ops = rwk_ops_of(isa);
 	if (dst_type == src_type) {
-		if (past_cache)
-			stream_copy(ops, dst, src, n * rwk_size(src_type));
-		else
-			memcpy((void *)(uintptr_t)dst, (const void *)(uintptr_t)src, n * rwk_size(src_type));
+		stream_copy(ops, dst, src, n * rwk_size(src_type));
 	} else {
 		uint64_t head = past_cache ? rwk_before_line(dst, dst_type, n) : 0;
 		uint64_t body = head + rwk_whole(n - head, past_cache ? RWK_LINE / rwk_size(dst_type) : ops->width);

@@ -24,6 +24,8 @@ struct pass {
 
 static void run(const struct rwk_ops *ops, const struct pass *p, const struct rwk_sources *in, uint64_t from, uint64_t to)
 {
+	if (from == to)
+		return; /* a row of a sparse tensor is short enough for the call to count */
 	if (p->u)
 		ops->update(p->rule, p->u, &p->out, in, from, to);
 	else
@@ -165,20 +167,29 @@ void rwk_sum(int isa, const uint64_t *dst, uint32_t ndst, int dst_type, const ui
 	run_all(rwk_ops_of(isa), &p, &in, n);
 }
 
+/* Returns the rule that runs for u. */
+static int form_of(const struct rwk_update *u)
+{
+	return u->scalar[RWK_K_MOMENTUM] == 0 && u->rule < RWK_RULES ? rules[u->rule].plain : u->rule;
+}
+
+uint32_t rwk_states(const struct rwk_update *u)
+{
+	return u->rule < RWK_RULES ? rules[form_of(u)].states : 0;
+}
+
 int rwk_update(int isa, const struct rwk_update *u, const uint64_t *src, const uint64_t *form, uint32_t nsrc, const uint64_t *out,
 	       uint32_t nout)
 {
 	struct pass p = {
 		.u = u,
-		.rule = u->rule,
+		.rule = form_of(u),
 		.out = {out, nout, u->out_type, u->past_cache && nout},
 	};
 	struct rwk_sources in = {.addr = src, .form = form, .count = nsrc, .type = u->src_type};
 
 	if (p.rule >= RWK_RULES)
 		return -1;
-	if (u->scalar[RWK_K_MOMENTUM] == 0)
-		p.rule = rules[p.rule].plain;
 	if (rules[p.rule].w && !u->w)
 		return -1;
 	for (int i = 0; i < rules[p.rule].states; i++)

@@ -25,10 +25,16 @@ package kernel
 import "C"
 
 import (
+	"embed"
 	"fmt"
 	"structs"
 	"unsafe"
 )
+
+// See package base.
+//
+//go:embed *.h
+var _ embed.FS
 
 // These are the element types, as in chunk.DType.
 const (

@@ -10,6 +10,7 @@
 #define RW_KERNEL_H
 
 #include "codecs.h"
+#include "rows.h"
 #include "table.h"
 
 #include <stdint.h>

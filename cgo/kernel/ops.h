@@ -169,6 +169,9 @@ const struct rwk_ops *rwk_ops_of(int isa);
  */
 void rwk_fold(const struct rwk_ops *ops, const struct rwk_sources *in, uint64_t n, float *x, uint64_t from, uint64_t to, int more);
 
+/* Returns the number of states that the rule of u has. */
+uint32_t rwk_states(const struct rwk_update *u);
+
 /* Returns the number of elements before the first cache line of an array, at most n. */
 uint64_t rwk_before_line(uint64_t addr, int dtype, uint64_t n);
 
