@@ -22,6 +22,9 @@ func TestHotCallsDoNotAllocate(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(6, 1))
 	_, payloads := mixed(rnd, newArena(t, 1<<14), nil, 4, n)
 	coded := Encoding{Values: addrs[0], Memory: m, Payload: address(newArena(t, 4*n).mem), N: n, Factor: 1, Type: F32}
+	tensor := newSparse(t, rnd, n, 7, 9)
+	rows, pushes := tensor.describe(), tensor.push(rnd, newArena(t, 1<<14), 0.5, chunk.F32).messages
+	rows.What, rows.Rule, rows.SrcType = AccumulateRows, uint8(optim.SGDMXNet), F32
 	isa := Best()
 	for name, f := range map[string]func(){
 		"update": func() {
@@ -44,7 +47,16 @@ func TestHotCallsDoNotAllocate(t *testing.T) {
 		},
 		"sum":     func() { Sum{Dst: []uint64{w}, DstType: F32, Src: From(addrs, F32), N: n}.Run(isa) },
 		"convert": func() { Convert(isa, w, BF16, m, F32, n, true) },
-		"sumsq":   func() { SumSq(isa, w, n) },
+		"rows": func() {
+			message := [...]RowSource{pushes[0]}
+			message[0].Begin()
+			rows.Merge(isa, message[:], nil, 0, message[0].To)
+			apply := rows
+			apply.What = ApplyRows
+			apply.Apply(isa, 0, n)
+			apply.Gather(isa, pushes[0].IDs, 0, out, F32)
+		},
+		"sumsq": func() { SumSq(isa, w, n) },
 	} {
 		if allocs := testing.AllocsPerRun(100, f); allocs != 0 {
 			t.Errorf("%s allocates %v times", name, allocs)

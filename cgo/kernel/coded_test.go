@@ -46,6 +46,14 @@ func mixed(rnd *rand.Rand, a *arena, s *codec.Spec, count, n int) (nums [][]floa
 	return nums, src
 }
 
+// fewer returns how often a test repeats, also if it should be short, as under sanitizers, which see the same code each time.
+func fewer(all, short int) int {
+	if testing.Short() {
+		return short
+	}
+	return all
+}
+
 // folds are lengths around groups, blocks of a scale, and blocks that are summed at once.
 var folds = []int{7, 64, 65, 130, 511, 512, 513, 700, 1025, 4095, 4096, 4097, 4600, 8192, 8999}
 
@@ -53,7 +61,10 @@ func TestSumsOfPayloadsAreTheReferencesBits(t *testing.T) {
 	eachISA(t, func(t *testing.T, isa ISA) {
 		a := newArena(t, 3<<20)
 		rnd := rand.New(rand.NewPCG(12, uint64(isa)))
-		trial := 0
+		trial, every := 0, fewer(3, 9)
+		if isa != Scalar && !testing.Short() {
+			every = 1
+		}
 		for i := range 2 * len(specs) {
 			var s *codec.Spec
 			if i < len(specs) {
@@ -61,7 +72,7 @@ func TestSumsOfPayloadsAreTheReferencesBits(t *testing.T) {
 			}
 			for _, n := range folds {
 				for _, count := range []int{1, 2, 3, 4, 5, 7, 9, 18} {
-					if trial++; trial%3 != 0 && (testing.Short() || isa == Scalar) {
+					if trial++; trial%every != 0 {
 						continue
 					}
 					a.reset()
@@ -89,7 +100,7 @@ func TestUpdatesWithPayloadsAreTheReferencesBits(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(13, uint64(isa)))
 		for _, rule := range append(optim.Rules(), optim.LAMBApply) {
 			for _, h := range hypers(rule) {
-				for range 6 {
+				for range fewer(6, 2) {
 					a.reset()
 					n, outType := folds[rnd.IntN(len(folds))], dtypes[rnd.IntN(3)]
 					draw := func() ([][]float32, Sources) { return mixed(rnd, a, nil, 1+rnd.IntN(10), n) }
@@ -108,7 +119,7 @@ func TestAPayloadThatChangesIsReadWithinItsLength(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(14, uint64(isa)))
 		for _, s := range specs {
 			a := newArena(t, 1<<17)
-			for range 40 {
+			for range fewer(40, 10) {
 				n := 1 + rnd.IntN(9000)
 				a.reset()
 				_, addr, form, p := coded(rnd, a, s, n)

@@ -147,6 +147,14 @@ RULE(adamw_torch)
 	e->w = o.keep * e->w - o.lr * e->s0 / (vf_sqrt(e->s1) / o.bias2 + o.eps);
 }
 
+RULE(sparse_adam_torch)
+{
+	g = vf_clip(g, o.bound);
+	e->s0 = e->s0 + (g - e->s0) * o.gain;
+	e->s1 = e->s1 + (g * g - e->s1) * o.gain2;
+	e->w = e->w - o.lr * (e->s0 / (vf_sqrt(e->s1) + o.eps));
+}
+
 RULE(adagrad_mxnet)
 {
 	g = vf_clip(g, o.bound);
@@ -181,6 +189,16 @@ RULE(rmsprop_torch)
 	e->s0 = o.beta2 * e->s0 + o.gain2 * g * g;
 	e->s1 = o.beta1 * e->s1 + g / (vf_sqrt(e->s0) + o.eps);
 	e->w = e->w - o.lr * e->s1;
+}
+
+RULE(ftrl_mxnet)
+{
+	vf root = vf_sqrt(e->s1);
+
+	g = vf_clip(g, o.bound);
+	e->s1 = e->s1 + g * g;
+	e->s0 = e->s0 + (g - (vf_sqrt(e->s1) - root) * e->w / o.lr);
+	e->w = (vf_clip(e->s0, o.beta2) - e->s0) / ((o.eps + vf_sqrt(e->s1)) / o.lr + o.wd);
 }
 
 RULE(lamb)

@@ -19,6 +19,8 @@
 	X(RMSPROP_MXNET, rmsprop_mxnet, 1, 1, RMSPROP_MXNET) \
 	X(RMSPROP_TORCH, rmsprop_torch, 1, 2, RMSPROP_TORCH_PLAIN) \
 	X(LAMB, lamb, 1, 2, LAMB) \
+	X(SPARSE_ADAM_TORCH, sparse_adam_torch, 1, 2, SPARSE_ADAM_TORCH) \
+	X(FTRL_MXNET, ftrl_mxnet, 1, 2, FTRL_MXNET) \
 	X(LAMB_APPLY, lamb_apply, 1, 2, LAMB_APPLY) \
 	X(SGD_MXNET_PLAIN, sgd_mxnet_plain, 1, 0, SGD_MXNET_PLAIN) \
 	X(SGD_TORCH_PLAIN, sgd_torch_plain, 1, 0, SGD_TORCH_PLAIN) \
