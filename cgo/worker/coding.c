@@ -74,7 +74,7 @@ static int check(const struct rw_worker *w, uint32_t tensor, const struct rw_cod
 		return rwf_fail(EINVAL, "compress: tensor %u of %u", tensor, w->ntensors);
 	if (codec->id >= RWK_CODECS)
 		return rwf_fail(EINVAL, "compress: tensor %u: unknown codec %u: use what Join answered", tensor, codec->id);
-	if (codec->id && w->tensors[tensor].wire_type != RW_F32)
+	if (codec->id && !w->tensors[tensor].width && w->tensors[tensor].wire_type != RW_F32)
 		return rwf_fail(EINVAL, "compress: tensor %u travels in 16 bits: let it travel as f32", tensor);
 	return 0;
 }
@@ -93,14 +93,15 @@ int rw_worker_compress(rw_worker *w, uint32_t tensor, const struct rw_codec *cod
 {
 	struct coding *k = NULL;
 	uint64_t elems = 0;
-	int rc;
+	int rc, rows;
 
 	enter(w);
 	rc = check(w, tensor, codec);
+	rows = !rc && w->tensors[tensor].width;
 	if (!rc && codec->id && !w->tensors[tensor].coding)
 		elems = w->tensors[tensor].elems;
 	pthread_mutex_unlock(&w->lock);
-	if (rc)
+	if (rc || rows)
 		return rc;
 	if (elems && !(k = new_coding(elems)))
 		return rwf_fail(ENOMEM, "compress: no memory for what tensor %u leaves for later, %llu bytes", tensor,

@@ -7,10 +7,11 @@
 //
 //	worker.c   operations start: tensors are queued in their lanes
 //	queue.c    the order in which a lane sends, by priority
+//	rows.c     an operation on rows of a sparse tensor becomes a stream of full messages in each lane
+//	sum.c      rows of the same id are summed before they travel
 //	coding.c   gradients are compressed, and what that left out is kept
 //	lane.c     a message is built, posted, and its answer received
 //	drive.c    who polls the completion queues, and how a wait sleeps
 //	resume.c   a lane goes on over another queue pair
-//	move.c     a chunk moves to another lane
 //	stream.c   the messages that have not arrived (the other end is package session)
 package worker

@@ -105,6 +105,16 @@ static void release(struct rw_worker *w)
 	pthread_cond_broadcast(&w->cond);
 }
 
+/* Lets the aggregator use the buffers of answers that are here again, because nobody may drive for some time. */
+static void rest(struct rw_worker *w)
+{
+	if (w->driving || w->claims)
+		return;
+	for (uint32_t i = 0; i < w->cfg.nnics; i++)
+		if (w->nics[i].lanes > 0 && !w->nics[i].lost)
+			rwf_rest_cq(w->nics[i].cfg.cq);
+}
+
 /* Waits while another thread drives. */
 static void wait_turn(struct rw_worker *w, uint64_t left_ns)
 {
@@ -179,6 +189,8 @@ int rw_worker_progress(rw_worker *w)
 		n = drive(w);
 		release(w);
 		run_callbacks(w);
+		if (w->active == 0)
+			rest(w);
 	}
 	pthread_mutex_unlock(&w->lock);
 	return n;
@@ -188,14 +200,16 @@ int rw_worker_progress(rw_worker *w)
  * Returns the number of completions to sleep for: half of the messages in flight while a lane has more to send, so that the
  * aggregator never runs dry, and all of them at the end.
  */
-static uint32_t moderation(const struct rw_worker *w)
+static uint32_t moderation(struct rw_worker *w)
 {
 	uint32_t count = UINT32_MAX;
 
 	for (uint32_t i = 0; i < w->cfg.nlanes; i++) {
 		const struct lane *l = &w->lanes[i];
-		uint32_t want = l->heap_len > 0 ? l->in_flight / 2 : l->in_flight;
+		uint32_t want = l->heap_len > 0 || rows_left(w, l) ? l->in_flight / 2 : l->in_flight;
 
+		if (l->fetches > 0 && want > (l->fetches + 1) / 2)
+			want = (l->fetches + 1) / 2; /* rows' gradients may wait until their results are fetched */
 		if (l->in_flight > 0 && want < count)
 			count = want;
 	}
@@ -282,6 +296,7 @@ static int drive_until(struct rw_worker *w, int (*holds)(struct rw_worker *w, vo
 	}
 	if (w->fail_qps)
 		kick(w);
+	rest(w);
 	return rc;
 }
 

@@ -20,8 +20,8 @@ enum { SEND_BATCH = 32, POLL_BATCH = 64 };
 #define ANNOUNCEMENT ((1u << RW_INDEX_BITS) - 1)
 
 enum chunk_state { CHUNK_IDLE, CHUNK_PENDING, CHUNK_IN_FLIGHT };
-/* Chains of chunks, by their indices in a lane: its requested and its NACKed ones, and the guests of a part. NONE ends a chain. */
-enum chain { REQUESTED, AGAIN, GUESTS, CHAINS };
+/* Chains of chunks, by their indices in a lane: its requested and its NACKed ones. NONE ends a chain. */
+enum chain { REQUESTED, AGAIN, CHAINS };
 
 struct chunk {
 	uint64_t offset; /* elements */
@@ -32,9 +32,7 @@ struct chunk {
 	uint8_t requested : 1, /* the aggregator requested this chunk before others */
 		chained : 1,   /* in the lane's chain of requested chunks */
 		in_again : 1,  /* in the lane's chain of chunks that were NACKed */
-		away : 1,      /* another lane's guest */
 		kept : 1;      /* it was NACKed, and goes out again as it was encoded */
-	uint8_t to;            /* 1 + the lane that it belongs to after its answer, or 0 if it stays */
 	uint32_t length;       /* of its payload, if that was encoded */
 };
 
@@ -63,13 +61,12 @@ struct control {
 
 /* A part is the run of chunks of one tensor in one lane. */
 struct part {
-	uint32_t tensor, lane; /* the lane is NONE while the part is spare */
+	uint32_t tensor, lane;
 	uint32_t first, count;
-	uint32_t cursor;               /* next of its chunks to send */
-	uint32_t name;                 /* index in control records, the "lane's tensor index" */
-	uint32_t guests, guest_cursor; /* first and next of the chunks of the tensor that have come from other lanes */
-	uint32_t heap_at;              /* place in the lane's heap, or NONE */
-	uint8_t record_dirty;          /* its control record must be sent */
+	uint32_t cursor;      /* next of its chunks to send */
+	uint32_t name;        /* index in control records, the "lane's tensor index" */
+	uint32_t heap_at;     /* place in the lane's heap, or NONE */
+	uint8_t record_dirty; /* its control record must be sent */
 };
 
 /* Registered memory: the caller's, or registered on the fly (any_memory). */
@@ -99,6 +96,45 @@ struct coding {
 	double lost;                     /* of the last gradient, in squares */
 };
 
+/* A message of rows or a fetch in flight, by its staging buffer. */
+struct sent {
+	uint32_t first, count; /* among the places of the operation's rows */
+	uint16_t next;         /* younger one of its flow and class */
+};
+enum { FLOW_ROWS, FLOW_FETCHES, FLOW_CLASSES };
+
+/* A flow is the present operation's stream of rows in one lane. */
+struct flow {
+	uint32_t rows;           /* of the tensor in the lane */
+	uint32_t first, at, end; /* its part of the operation's rows; at is the next to send */
+	uint32_t sent, reached;  /* ends of the lane rows that sent gradients and results cover */
+	uint32_t in_flight[FLOW_CLASSES];
+	uint16_t oldest[FLOW_CLASSES], newest[FLOW_CLASSES];
+};
+
+/* The part of a chunk among its tensor's, and the lane row of its first row. */
+struct home {
+	uint32_t part, row;
+};
+
+/* A row of an operation: its place in the caller's memory, and its lane row. */
+struct place {
+	uint32_t at, row;
+};
+
+/* The rows of a sparse tensor, and of its present operation on rows. What it points to lies behind it. */
+struct rows {
+	int64_t *union_ids; /* the caller's, as nunion */
+	uint64_t *nunion;
+	uint32_t count, per_chunk;
+	uint64_t inverse;    /* 2^63 / per_chunk, rounded up: a multiplication instead of a division */
+	uint32_t *bits;      /* the rows that had results */
+	struct flow *flows;  /* by part */
+	struct home *homes;  /* by chunk */
+	struct place *order; /* the operation's rows, those in one lane side by side */
+	uint8_t kind;
+};
+
 enum flush { FLUSH_PRESENT = 1, FLUSH_NEXT = 2 };
 
 struct tensor {
@@ -112,6 +148,7 @@ struct tensor {
 	struct used used[USED_ENDS];
 	struct coding *coding; /* NULL until the tensor has a codec */
 	float *reference;      /* which compressed answers change, or NULL */
+	struct rows *rows;     /* of a sparse tensor, or NULL */
 	uint32_t generation;
 	uint32_t gradients; /* begun so far */
 	uint32_t remaining; /* chunks without an answer */
@@ -122,10 +159,12 @@ struct tensor {
 	void *done_arg;
 	uint32_t next_finished;
 	float hyper[8];
-	uint32_t first_part, nparts; /* among all parts, with spare ones for lanes to which its chunks move */
+	uint32_t first_part, nparts; /* among all parts */
+	uint32_t width;              /* elements in a row, or 0 */
 	uint8_t wire_type, memory_type;
 	uint8_t kind, active, epoch;
 	uint8_t coded;      /* the operation sends an encoded gradient */
+	uint8_t by_rows;    /* the operation is on rows, and not on chunks */
 	uint8_t flush;      /* enum flush: which gradients' records flush what aggregators keep */
 	uint8_t recorded;   /* its control record was sent, or must be */
 	uint8_t past_cache; /* in the last control record: its results go past the cache */
@@ -139,7 +178,7 @@ struct lane {
 	char *staging;
 	struct chunk *chunks;
 	uint32_t nchunks;
-	uint32_t *names, nnames; /* the tensors that have chunks here from the start, by their index in control records */
+	uint32_t *names, nnames; /* the tensors that have chunks here, by their index in control records */
 	uint32_t in_flight;
 	/* The free slots, oldest first: a ring of `window` entries (worker.h explains the order). */
 	uint16_t *slots;
@@ -162,6 +201,12 @@ struct lane {
 	/* The control records in flight, oldest first: a ring of `window` entries, because they are answered in this order. */
 	struct control *records;
 	uint32_t record_head, record_count;
+	uint32_t *flows, nflows; /* the parts whose flows are not at their end */
+	struct sent *sent;       /* by staging buffer */
+	uint32_t fetches;        /* in flight */
+	uint32_t firsts;         /* first messages of flows' classes, in flight or not */
+	uint32_t extra;          /* messages of flows beyond these */
+	uint32_t kept;           /* slots and buffers that other messages leave for the first ones */
 };
 
 struct rw_worker {
@@ -171,7 +216,7 @@ struct rw_worker {
 	struct lane *lanes;
 	struct tensor *tensors;
 	struct part *parts; /* those of a tensor side by side */
-	uint32_t ntensors, nparts;
+	uint32_t ntensors, nparts, nsparse;
 	uint64_t model_bytes; /* of all tensors in f32 */
 	struct tensor commit;
 	struct record commit_record; /* of the commit under way, then its answer */
@@ -242,32 +287,14 @@ static inline uint8_t past_cache(const struct rw_worker *w)
 	return w->cfg.cache_bytes && w->model_bytes > w->cfg.cache_bytes;
 }
 
-/* Returns a chunk of another lane, by its index as a guest, or NULL. */
-static inline struct chunk *guest_at(struct rw_worker *w, uint32_t index)
+static inline char *staging_at(const struct rw_worker *w, const struct lane *l, uint32_t index)
 {
-	uint32_t home = index & ~(uint32_t)RW_GUEST_BIT;
-	struct lane *l = &w->lanes[home % w->cfg.nlanes];
-
-	if (!(index & RW_GUEST_BIT) || home / w->cfg.nlanes >= l->nchunks)
-		return NULL;
-	return &l->chunks[home / w->cfg.nlanes];
+	return l->staging + (size_t)index * w->cfg.chunk_bytes;
 }
 
 static inline struct tensor *tensor_of(struct rw_worker *w, uint32_t index)
 {
 	return index == COMMIT_TENSOR ? &w->commit : &w->tensors[index];
-}
-
-/* Returns a chunk of a lane, by its index there, or NULL. The chunk was added to this lane, or to another. */
-static inline struct chunk *chunk_at(struct rw_worker *w, struct lane *l, uint32_t index)
-{
-	return index < l->nchunks ? &l->chunks[index] : guest_at(w, index);
-}
-
-/* Returns the tensor of a control record's index. */
-static inline uint32_t tensor_named(const struct lane *l, uint32_t name)
-{
-	return name < l->nnames ? l->names[name] : name ^ RW_GUEST_BIT;
 }
 
 /* coding.c; under the lock. */
@@ -288,14 +315,6 @@ const char *coding_receive(struct rw_worker *w, const struct chunk *c, const cha
 int coding_refer(struct tensor *t);
 void coding_free(struct tensor *t);
 
-/* move.c; all under the lock. */
-/* Returns the tensor's part in a lane, or makes it of a spare one. */
-struct part *part_in(struct rw_worker *w, uint32_t tensor, uint32_t lane);
-/* Records that a chunk in flight belongs to another lane after its answer. */
-int move_begin(struct rw_worker *w, struct lane *l, uint32_t index, uint32_t to);
-/* Gives a chunk that was answered to its other lane. */
-void move_end(struct rw_worker *w, struct lane *l, uint32_t index);
-
 /* pages.c; under the lock. Records that an operation uses memory at this end. */
 void pages_used(struct rw_worker *w, uint32_t tensor, int end, const void *memory);
 
@@ -304,9 +323,27 @@ void queue_part(struct rw_worker *w, uint32_t part); /* all of its chunks must b
 /* Returns the next chunk to send, or NONE if no chunk or no slot is free. */
 uint32_t queue_next(struct rw_worker *w, struct lane *l);
 void queue_sent(struct rw_worker *w, struct lane *l, uint32_t index);
-void queue_request(struct rw_worker *w, struct lane *l, uint32_t index); /* the chunk goes before others */
-void queue_again(struct rw_worker *w, struct lane *l, uint32_t index);   /* the chunk goes behind all others */
-void queue_forget(struct rw_worker *w, struct lane *l, uint32_t index);  /* the chunk moves to another lane */
+void queue_request(struct lane *l, uint32_t index); /* the chunk goes before others */
+void queue_again(struct lane *l, uint32_t index);   /* the chunk goes behind all others */
+
+/* Reports whether part a goes before part b: by priority, then in the order of submission. */
+int queue_before(const struct rw_worker *w, uint32_t a, uint32_t b);
+
+/* rows.c; all under the lock. */
+/* Makes room for a sparse tensor's streams in so many lanes. Once its chunks are there, rows_place finds its rows. */
+int rows_alloc(struct rw_worker *w, struct tensor *t, uint32_t lanes);
+void rows_place(struct rw_worker *w, struct tensor *t);
+/* Checks the operation's ids, and deals them to the lanes. */
+int rows_begin(struct tensor *t, const struct rw_op *op);
+/* Reports whether a stream of the lane has rows left to send, or to ask for. */
+int rows_left(struct rw_worker *w, const struct lane *l);
+void rows_queue(struct rw_worker *w, struct tensor *t); /* all of its flows must be sent */
+/* Returns the part whose flow sends next, and sets the class of its message; NONE if none can send. */
+uint32_t rows_next(struct rw_worker *w, const struct lane *l, int *class);
+/* Writes the message into a staging buffer. Returns its length. */
+uint32_t rows_put(struct rw_worker *w, struct lane *l, uint32_t part, int class, uint16_t staging);
+/* Takes an answer to the flow of a chunk's part. Returns the staging buffer of its message, or the failure. */
+int rows_receive(struct rw_worker *w, struct lane *l, const struct chunk *c, const struct rwf_wc *wc);
 
 /* lane.c; all under the lock, by the driving thread. */
 int lane_init(struct rw_worker *w, uint32_t index);

@@ -41,11 +41,8 @@ void lane_free(struct lane *l)
 	free(l->records);
 	stream_free(&l->stream);
 	free(l->heap);
-}
-
-static char *staging_at(struct rw_worker *w, struct lane *l, uint32_t index)
-{
-	return l->staging + (size_t)index * w->cfg.chunk_bytes;
+	free(l->flows);
+	free(l->sent);
 }
 
 /*
@@ -120,10 +117,16 @@ struct record lane_record(const struct rw_worker *w, const struct lane *l, uint3
 	return r;
 }
 
-/* The last staging buffer is reserved for requested chunks, like the last slot (queue_next). */
-static uint32_t leave_by(const struct lane *l, const struct chunk *c)
+/* The most staging buffers that whole chunks use by reference, so that they stay in the cache. Streams of rows may use more. */
+enum { CHUNKS_STAGED = 32 };
+
+/* Buffers are kept for streams of rows, and the last other one is reserved for requested chunks, like slots (queue_next). */
+static uint32_t leave_by(const struct rw_worker *w, const struct lane *l, const struct chunk *c)
 {
-	return l->requests_open > 0 && !c->requested;
+	const uint32_t theirs = CHUNKS_STAGED + l->extra + l->firsts - l->kept;
+	const uint32_t cold = w->cfg.nstaging > theirs ? w->cfg.nstaging - theirs : 0;
+
+	return (cold > l->kept ? cold : l->kept) + (l->requests_open > 0 && !c->requested);
 }
 
 /* Builds a message of one record, and leaves so many staging buffers for other messages. */
@@ -152,7 +155,7 @@ static int build_record(struct rw_worker *w, struct lane *l, uint32_t leave, uin
 
 static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, struct rwf_send_wr *wr, int *staged)
 {
-	struct chunk *c = chunk_at(w, l, index);
+	struct chunk *c = &l->chunks[index];
 	struct tensor *t = &w->tensors[c->tensor];
 	uint32_t bytes = c->elems * type_size(t->wire_type);
 	int payload = t->src != NULL, answer = t->dst != NULL;
@@ -160,7 +163,7 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 	int direct = payload && t->src_region && !(w->cfg.by_reference && answer && !t->bound_dst);
 	int needs = payload ? !direct : answer && !t->bound_dst;
 
-	if (!take(w, l, needs, leave_by(l, c), &c->slot, &c->staging))
+	if (!take(w, l, needs, leave_by(w, l, c), &c->slot, &c->staging))
 		return 0;
 	aim(w, l, wr, c->slot, imm_pack(t->kind, t->epoch, index));
 	if (direct) {
@@ -192,13 +195,30 @@ static int build_chunk(struct rw_worker *w, struct lane *l, uint32_t index, stru
 	return 1;
 }
 
+/* Builds the next message of a stream of rows, for which there is room (rows_next). */
+static int build_rows(struct rw_worker *w, struct lane *l, uint32_t part, int class, struct rwf_send_wr *wr, int *staged)
+{
+	const struct part *p = &w->parts[part];
+	uint16_t slot, staging;
+
+	if (!take(w, l, 1, 0, &slot, &staging))
+		return 0;
+	aim(w, l, wr, slot, imm_pack(RW_PUSH, w->tensors[p->tensor].epoch, p->first));
+	from_staging(w, l, wr, staging, rows_put(w, l, part, class, staging));
+	++*staged;
+	w->stats.copied_bytes += wr->length;
+	w->stats.sent_chunks++;
+	w->stats.sent_bytes += wr->length;
+	w->stats.sent_raw_bytes += wr->length;
+	return 1;
+}
+
 /* Builds the next message. Returns 0 without one, or without room for it. */
 static int build_next(struct rw_worker *w, struct lane *l, struct rwf_send_wr *wr, int *staged)
 {
-	uint32_t index;
-	struct chunk *c;
+	uint32_t index = NONE, part, leave = 0;
+	int built, class = FLOW_CLASSES;
 	struct part *p;
-	int built;
 
 	if (l->announce) {
 		built = build_record(w, l, 0, 0, ANNOUNCEMENT, (struct record){.step = w->step}, wr);
@@ -210,14 +230,18 @@ static int build_next(struct rw_worker *w, struct lane *l, struct rwf_send_wr *w
 		l->commit_state = built ? CHUNK_IN_FLIGHT : CHUNK_PENDING;
 		return built;
 	}
-	index = queue_next(w, l);
-	if (index == NONE)
-		return 0;
-	c = chunk_at(w, l, index);
-	p = &w->parts[c->part];
+	part = rows_next(w, l, &class);
+	if (part == NONE) {
+		index = queue_next(w, l);
+		if (index == NONE)
+			return 0;
+		part = l->chunks[index].part;
+		leave = leave_by(w, l, &l->chunks[index]);
+	}
+	p = &w->parts[part];
 	if (!p->record_dirty)
-		return build_chunk(w, l, index, wr, staged);
-	built = build_record(w, l, leave_by(l, c), w->tensors[c->tensor].epoch, p->name, lane_record(w, l, c->tensor), wr);
+		return index == NONE ? build_rows(w, l, part, class, wr, staged) : build_chunk(w, l, index, wr, staged);
+	built = build_record(w, l, leave, w->tensors[p->tensor].epoch, p->name, lane_record(w, l, p->tensor), wr);
 	p->record_dirty = !built;
 	return built;
 }
@@ -265,23 +289,23 @@ int lane_send(struct rw_worker *w, struct lane *l)
 
 static int receive_notice(struct rw_worker *w, struct lane *l, uint32_t what, uint32_t index)
 {
-	struct chunk *c = chunk_at(w, l, index);
+	struct chunk *c;
 
-	if (!c)
-		return worker_fail(w, RW_EPROTOCOL, "lane %td: notice about chunk %u of %u", l - w->lanes, index, l->nchunks);
+	if (what > RW_NOTICE_REQUEST || index >= l->nchunks)
+		return worker_fail(w, RW_EPROTOCOL, "lane %td: notice %u about chunk %u of %u", l - w->lanes, what, index,
+				   l->nchunks);
 	if (what == RW_NOTICE_REQUEST) {
-		queue_request(w, l, index);
+		queue_request(l, index);
 		return 0;
 	}
-	if (what >= RW_NOTICE_MOVE)
-		return move_begin(w, l, index, what - RW_NOTICE_MOVE);
+	c = &l->chunks[index];
 	if (c->state != CHUNK_IN_FLIGHT)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: chunk %u NACKed, which was not sent", l - w->lanes, index);
 	if (w->tensors[c->tensor].coded)
 		coding_keep(w, c, staging_at(w, l, c->staging));
 	free_slot(w, l, c->slot, c->staging);
 	c->state = CHUNK_PENDING;
-	queue_again(w, l, index);
+	queue_again(l, index);
 	w->stats.nacks++;
 	return 0;
 }
@@ -316,7 +340,7 @@ static int receive_commit(struct rw_worker *w, struct lane *l, uint32_t byte_len
 /* Copies the values of an answer from staging to the destination. */
 static int receive_values(struct rw_worker *w, struct lane *l, uint32_t index, uint32_t length)
 {
-	const struct chunk *c = chunk_at(w, l, index);
+	const struct chunk *c = &l->chunks[index];
 	const struct tensor *t = &w->tensors[c->tensor];
 	const char *staged = staging_at(w, l, c->staging), *wrong;
 
@@ -332,16 +356,33 @@ static int receive_values(struct rw_worker *w, struct lane *l, uint32_t index, u
 		     : 0;
 }
 
+static int receive_rows(struct rw_worker *w, struct lane *l, const struct chunk *c, const struct rwf_wc *wc)
+{
+	int staging = rows_receive(w, l, c, wc);
+
+	if (staging < 0)
+		return staging;
+	free_slot(w, l, (uint16_t)staging, (uint16_t)staging);
+	w->stats.copied_bytes += wc->byte_len;
+	w->stats.received_chunks++;
+	w->stats.received_bytes += wc->byte_len;
+	w->stats.received_raw_bytes += wc->byte_len;
+	return 0;
+}
+
 static int receive_chunk(struct rw_worker *w, struct lane *l, const struct rwf_wc *wc)
 {
 	uint32_t index = imm_index(wc->imm), op = imm_op(wc->imm), bytes;
-	struct chunk *c = chunk_at(w, l, index);
+	struct chunk *c;
 	struct tensor *t;
 	int empty, shorter;
 
-	if (!c)
+	if (index >= l->nchunks)
 		return worker_fail(w, RW_EPROTOCOL, "lane %td: answer for chunk %u of %u", l - w->lanes, index, l->nchunks);
+	c = &l->chunks[index];
 	t = &w->tensors[c->tensor];
+	if (t->by_rows)
+		return receive_rows(w, l, c, wc);
 	bytes = op == RW_PUSH ? 0 : c->elems * type_size(t->wire_type);
 	empty = w->cfg.steps && op == RW_PUSH && t->kind == RW_PUSHPULL; /* the update comes later, and the worker pulls then */
 	shorter = w->cfg.answers && op == RW_PUSHPULL && t->wire_type == RWK_F32 && wc->byte_len < bytes;
@@ -358,8 +399,6 @@ static int receive_chunk(struct rw_worker *w, struct lane *l, const struct rwf_w
 	w->stats.received_chunks++;
 	w->stats.received_bytes += wc->byte_len;
 	w->stats.received_raw_bytes += bytes;
-	if (c->to)
-		move_end(w, l, index);
 	if (--t->remaining == 0)
 		tensor_done(w, c->tensor, 0);
 	return 0;

@@ -68,7 +68,7 @@ static uint32_t lkey_of(struct rw_worker *w, struct lane *l, const struct rwf_se
 {
 	if (wr->laddr - (uintptr_t)w->cfg.staging < staging_bytes(w))
 		return w->staging->mrs[l->nic].lkey;
-	return w->tensors[chunk_at(w, l, imm_index(wr->imm))->tensor].src_region->mrs[l->nic].lkey;
+	return w->tensors[l->chunks[imm_index(wr->imm)].tensor].src_region->mrs[l->nic].lkey;
 }
 
 /* Rewrites the messages that wait in the ring for the present queue pair. */
@@ -83,7 +83,7 @@ static void aim_again(struct rw_worker *w, struct lane *l)
 		if (wr->length)
 			wr->lkey = lkey_of(w, l, wr);
 		if (imm_op(wr->imm) == RW_TENSOR && imm_index(wr->imm) != ANNOUNCEMENT)
-			record_put((struct record *)(uintptr_t)wr->laddr, lane_record(w, l, tensor_named(l, imm_index(wr->imm))));
+			record_put((struct record *)(uintptr_t)wr->laddr, lane_record(w, l, l->names[imm_index(wr->imm)]));
 	}
 }
 
