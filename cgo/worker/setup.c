@@ -52,8 +52,10 @@ void rw_worker_close(rw_worker *w)
 	for (uint32_t i = 0; w->lanes && i < w->cfg.nlanes; i++)
 		lane_free(&w->lanes[i]);
 	free(w->lanes);
-	for (uint32_t i = 0; i < w->ntensors; i++)
+	for (uint32_t i = 0; i < w->ntensors; i++) {
 		coding_free(&w->tensors[i]);
+		free(w->tensors[i].rows);
+	}
 	free(w->tensors);
 	free(w->parts);
 	pthread_mutex_destroy(&w->lock);
@@ -61,14 +63,16 @@ void rw_worker_close(rw_worker *w)
 	free(w);
 }
 
-static uint64_t elems_per_chunk(const struct rw_worker *w, uint8_t type)
+static uint64_t elems_per_chunk(const struct rw_worker *w, const struct rw_tensor *t)
 {
-	return w->cfg.chunk_bytes / type_size(type);
+	uint64_t n = w->cfg.chunk_bytes / type_size(t->wire_type);
+
+	return t->width ? n - n % t->width : n;
 }
 
 static uint64_t chunks_of(const struct rw_worker *w, const struct rw_tensor *t)
 {
-	return (t->elems - 1) / elems_per_chunk(w, t->wire_type) + 1;
+	return (t->elems - 1) / elems_per_chunk(w, t) + 1;
 }
 
 static int is_type(uint8_t type)
@@ -76,10 +80,27 @@ static int is_type(uint8_t type)
 	return type >= RW_F32 && type <= RW_F16;
 }
 
+/* Checks the rows of sparse tensor i. */
+static int check_rows(const struct rw_worker *w, const struct rw_tensor *t, uint32_t i)
+{
+	uint64_t row = (uint64_t)t->width * type_size(t->wire_type);
+
+	if (row + RW_ROW_BYTES > w->cfg.chunk_bytes)
+		return rwf_fail(EINVAL,
+				"add: sparse tensor %u: rows of %llu bytes and %d more do not fit a chunk of %u: use larger chunks "
+				"or narrower rows",
+				i, (unsigned long long)row, RW_ROW_BYTES, w->cfg.chunk_bytes);
+	if (t->elems % t->width || t->elems / t->width > UINT32_MAX)
+		return rwf_fail(EINVAL, "add: sparse tensor %u of %llu elements has rows of %u: use whole rows, at most %u", i,
+				(unsigned long long)t->elems, t->width, UINT32_MAX);
+	return 0;
+}
+
 /* Checks tensors, and counts their chunks by lane. */
 static int check(const struct rw_worker *w, const struct rw_tensor *t, uint32_t n, const uint32_t *lanes, uint64_t nchunks,
 		 uint32_t counts[RW_MAX_LANES])
 {
+	uint32_t sparse = w->nsparse;
 	uint64_t want = 0;
 
 	for (uint32_t i = 0; i < n; i++) {
@@ -89,6 +110,11 @@ static int check(const struct rw_worker *w, const struct rw_tensor *t, uint32_t 
 		if (!is_type(t[i].wire_type) || !is_type(t[i].memory_type) || !t[i].elems)
 			return rwf_fail(EINVAL, "add: tensor %u has %llu elements of type %u, %u in memory: use enum rw_type", i,
 					(unsigned long long)t[i].elems, t[i].wire_type, t[i].memory_type);
+		if (t[i].width && check_rows(w, &t[i], i))
+			return -EINVAL;
+		if (t[i].width && ++sparse > w->cfg.nstaging / 4)
+			return rwf_fail(EINVAL, "add: %u sparse tensors: use at most %u in a session, or one for several tables",
+					sparse, w->cfg.nstaging / 4);
 		want += chunks_of(w, &t[i]);
 	}
 	if (want != nchunks)
@@ -97,9 +123,9 @@ static int check(const struct rw_worker *w, const struct rw_tensor *t, uint32_t 
 	for (uint64_t i = 0; i < nchunks; i++) {
 		if (lanes[i] >= w->cfg.nlanes)
 			return rwf_fail(EINVAL, "add: chunk %llu on lane %u of %u", (unsigned long long)i, lanes[i], w->cfg.nlanes);
-		if (w->lanes[lanes[i]].nchunks + ++counts[lanes[i]] > RW_GUEST_BIT)
+		if (w->lanes[lanes[i]].nchunks + ++counts[lanes[i]] > RW_MAX_LANE_CHUNKS)
 			return rwf_fail(EINVAL, "add: lane %u would have more than %u chunks: use larger chunks", lanes[i],
-					RW_GUEST_BIT);
+					RW_MAX_LANE_CHUNKS);
 	}
 	return 0;
 }
@@ -113,24 +139,37 @@ static int reserve(struct lane *l, uint32_t chunks, uint32_t tensors)
 		       : 0;
 }
 
-static void append(struct rw_worker *w, uint32_t lane, uint32_t tensor, uint64_t offset, uint32_t elems)
+/* Returns the last tensor's part in a lane, or adds it. */
+static struct part *part_in(struct rw_worker *w, uint32_t lane)
 {
-	struct part *p = part_in(w, tensor, lane);
+	struct tensor *t = &w->tensors[w->ntensors];
 	struct lane *l = &w->lanes[lane];
+	struct part *p = &w->parts[t->first_part];
 
-	if (p->count++ == 0) {
-		p->first = l->nchunks;
-		p->name = l->nnames;
-		l->names[l->nnames++] = tensor;
-	}
-	l->chunks[l->nchunks++] =
-		(struct chunk){.offset = offset, .elems = elems, .tensor = tensor, .part = (uint32_t)(p - w->parts)};
+	for (; p < &w->parts[w->nparts]; p++)
+		if (p->lane == lane)
+			return p;
+	*p = (struct part){.tensor = w->ntensors, .lane = lane, .first = l->nchunks, .name = l->nnames, .heap_at = NONE};
+	l->names[l->nnames++] = w->ntensors;
+	w->nparts++;
+	t->nparts++;
+	return p;
 }
 
-/* Returns the number of parts of a tensor: each of its chunks is in one lane, and may move to another. */
-static uint32_t parts_of(const struct rw_worker *w, const struct rw_tensor *t)
+static void append(struct rw_worker *w, uint32_t lane, uint64_t offset, uint32_t elems)
 {
-	uint64_t most = 2 * chunks_of(w, t);
+	struct part *p = part_in(w, lane);
+	struct lane *l = &w->lanes[lane];
+
+	p->count++;
+	l->chunks[l->nchunks++] =
+		(struct chunk){.offset = offset, .elems = elems, .tensor = w->ntensors, .part = (uint32_t)(p - w->parts)};
+}
+
+/* Returns the most parts that a tensor can have. */
+static uint32_t most_parts(const struct rw_worker *w, const struct rw_tensor *t)
+{
+	uint64_t most = chunks_of(w, t);
 
 	return most < w->cfg.nlanes ? (uint32_t)most : w->cfg.nlanes;
 }
@@ -145,27 +184,29 @@ static int add(rw_worker *w, const struct rw_tensor *tensors, uint32_t ntensors,
 	if (rc)
 		return rc;
 	for (uint32_t i = 0; i < ntensors; i++)
-		nparts += parts_of(w, &tensors[i]);
+		nparts += most_parts(w, &tensors[i]);
 	if (grow(&w->tensors, total, sizeof *w->tensors) || grow(&w->parts, nparts, sizeof *w->parts))
 		return -ENOMEM;
 	for (; ntensors > 0; ntensors--, tensors++) {
 		struct tensor *t = &w->tensors[w->ntensors];
-		uint64_t most = elems_per_chunk(w, tensors->wire_type);
+		uint64_t most = elems_per_chunk(w, tensors);
 
 		*t = (struct tensor){.elems = tensors->elems,
+				     .width = tensors->width,
 				     .first_part = w->nparts,
-				     .nparts = parts_of(w, tensors),
 				     .wire_type = tensors->wire_type,
 				     .memory_type = tensors->memory_type};
-		if (w->cfg.answers == RW_ANSWERS_CHANGES && t->wire_type == RW_F32 && coding_refer(t))
+		if (w->cfg.answers == RW_ANSWERS_CHANGES && t->wire_type == RW_F32 && !t->width && coding_refer(t))
 			return -ENOMEM;
-		while (w->nparts < t->first_part + t->nparts)
-			w->parts[w->nparts++].lane = NONE;
+		if (t->width && rows_alloc(w, t, most_parts(w, tensors)))
+			return -ENOMEM;
 		for (uint64_t at = 0; at < t->elems; at += most) {
 			uint64_t left = t->elems - at;
 
-			append(w, *lanes++, w->ntensors, at, (uint32_t)(left < most ? left : most));
+			append(w, *lanes++, at, (uint32_t)(left < most ? left : most));
 		}
+		if (t->width)
+			rows_place(w, t);
 		w->model_bytes += t->elems * 4;
 		w->ntensors++;
 	}

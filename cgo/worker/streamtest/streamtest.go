@@ -11,7 +11,8 @@ import "C"
 import (
 	"unsafe"
 
-	_ "github.com/rackweave/rackweave/cgo/worker" // for its C
+	_ "github.com/rackweave/rackweave/cgo/fabric/base" // for their C
+	_ "github.com/rackweave/rackweave/cgo/worker"
 )
 
 // Stream is a stream in C memory. Each message carries its number.
