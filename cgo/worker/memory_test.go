@@ -70,3 +70,24 @@ func TestATensorTakesNoMemoryInLanesWithoutItsChunks(t *testing.T) {
 		t.Errorf("a tensor of one chunk takes %d bytes in %d lanes", each, lanes)
 	}
 }
+
+func TestRowsThatDoNotFitInAChunkAreRefused(t *testing.T) {
+	p := newPeer(t, worker.Config{}, 0)
+	for _, c := range []struct {
+		elems  uint64
+		width  uint32
+		chunks int
+		ok     bool
+	}{
+		{2040, 1020, 2, false}, // with its header, a row has more bytes than a chunk
+		{2038, 1019, 1, false}, // a chunk has one row
+		{2038, 1019, 2, true},
+		{100, 51, 1, false},
+		{1 << 32, 1, 1 << 22, false},
+	} {
+		d := worker.Tensor{Elems: c.elems, Width: c.width, WireType: uint8(chunk.F32), MemoryType: uint8(chunk.F32)}
+		if rc := worker.Add(p.w, []worker.Tensor{d}, make([]uint32, c.chunks)); (rc == 0) != c.ok {
+			t.Errorf("%d elements in rows of %d and %d chunks: %d, want them taken: %t", c.elems, c.width, c.chunks, rc, c.ok)
+		}
+	}
+}

@@ -1,7 +1,9 @@
 package worker_test
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -206,5 +208,23 @@ func TestChunksGoOutInTheOrderThatTheAggregatorAsksFor(t *testing.T) {
 				t.Fatalf("the chunks came as %v, expected %v first", order, tc.order)
 			}
 		})
+	}
+}
+
+func TestANoticeThatIsWrongFailsTheWorkerByName(t *testing.T) {
+	for _, c := range []struct {
+		what  uint8
+		index uint32
+		want  string
+	}{
+		{chunk.NoticeRequest + 1, 0, "notice 2 about chunk 0 of"},
+		{chunk.NoticeRequest, chunk.MaxLaneChunks, fmt.Sprintf("notice 1 about chunk %d of", chunk.MaxLaneChunks)},
+	} {
+		p := newOrderPeer(t)
+		p.fails = true
+		p.notice(c.what, c.index)
+		if rc, text := worker.Failure(p.w); rc >= 0 || !strings.Contains(text, c.want) {
+			t.Errorf("the worker failed with %d, %q, want %q", rc, text, c.want)
+		}
 	}
 }

@@ -29,6 +29,7 @@ type message struct {
 	epoch   uint8
 	index   uint32
 	slot    int
+	lane    int
 	payload []byte
 }
 

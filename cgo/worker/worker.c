@@ -2,6 +2,7 @@
 #include "internal.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -42,23 +43,53 @@ static void announce(struct rw_worker *w)
 	w->lanes[0].announce = 1;
 }
 
-static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
+/* Queues the tensor's chunks in their lanes. */
+static void queue(struct rw_worker *w, struct tensor *t)
 {
-	int gradient = op->kind == RW_PUSH || op->kind == RW_PUSHPULL;
-	int reads = gradient || (op->kind == RW_BROADCAST && w->cfg.rank == 0);
-	int writes = op->kind != RW_PUSH;
+	place(w, t);
+	for (uint32_t i = t->first_part; i < t->first_part + t->nparts; i++) {
+		t->remaining += w->parts[i].count;
+		queue_part(w, i);
+	}
+}
+
+/* The operation is as long as its size says, or longer. */
+static int start(struct rw_worker *w, const struct rw_op *given, uint64_t *handle)
+{
+	struct rw_op copy = {0};
+	const struct rw_op *op = &copy;
+	int gradient, reads, writes, by_rows, rc;
 	struct tensor *t;
 
-	if (op->size < sizeof *op)
-		return rwf_fail(EINVAL, "submit: the operation's size is %u: set it to sizeof(struct rw_op), %zu", op->size,
+	if (given->size < offsetof(struct rw_op, ids))
+		return rwf_fail(EINVAL, "submit: the operation's size is %u: set it to sizeof(struct rw_op), %zu", given->size,
 				sizeof *op);
+	memcpy(&copy, given, given->size < sizeof copy ? given->size : sizeof copy);
+	gradient = op->kind == RW_PUSH || op->kind == RW_PUSHPULL;
+	reads = gradient || (op->kind == RW_BROADCAST && w->cfg.rank == 0);
+	writes = op->kind != RW_PUSH;
 	if (op->tensor >= w->ntensors || op->kind > RW_BROADCAST)
 		return rwf_fail(EINVAL, "submit: operation %u on tensor %u of %u", op->kind, op->tensor, w->ntensors);
 	t = &w->tensors[op->tensor];
 	if (t->active)
 		return rwf_fail(EBUSY, "submit: tensor %u is still being exchanged: wait for it first", op->tensor);
+	if (!op->ids && op->nids)
+		return rwf_fail(EINVAL, "submit: tensor %u: %llu ids at NULL: give their address, or 0 of them for all rows",
+				op->tensor, (unsigned long long)op->nids);
+	if (op->ids && op->nids == 0) /* neither is used, but for the other workers' rows */
+		reads = 0, writes = op->kind == RW_PUSHPULL;
 	if ((reads && !op->src) || (writes && !op->dst))
 		return rwf_fail(EINVAL, "submit: tensor %u has no %s", op->tensor, reads && !op->src ? "source" : "destination");
+	if (op->ids && (!t->width || op->kind == RW_BROADCAST))
+		return rwf_fail(EINVAL, "submit: ids for %s tensor %u: give none", t->width ? "a broadcast of" : "dense",
+				op->tensor);
+	if (t->width && op->kind == RW_PUSHPULL && w->cfg.steps)
+		return rwf_fail(EINVAL, "submit: pushpull of sparse tensor %u in mode stream: push its rows, then pull them",
+				op->tensor);
+	by_rows = op->ids || (t->width && gradient);
+	rc = by_rows ? rows_begin(t, op) : 0;
+	if (rc)
+		return rc;
 	if (gradient) {
 		if (op->hyper)
 			set_hyper(w, t, op->hyper);
@@ -72,11 +103,12 @@ static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
 	}
 	t->coded = gradient && t->coding && coding_begin(t);
 	t->kind = op->kind;
+	t->by_rows = (uint8_t)by_rows;
 	t->src = reads ? op->src : NULL;
 	t->dst = writes ? op->dst : NULL;
-	if (reads)
+	if (reads && (!op->ids || op->nids == t->rows->count))
 		pages_used(w, op->tensor, USED_SRC, op->src);
-	if (writes)
+	if (writes && (!by_rows || op->kind == RW_PUSHPULL)) /* rows that are pulled are packed */
 		pages_used(w, op->tensor, USED_DST, op->dst);
 	t->priority = op->priority;
 	t->done = op->done;
@@ -85,15 +117,11 @@ static int start(struct rw_worker *w, const struct rw_op *op, uint64_t *handle)
 	t->generation++;
 	t->active = 1;
 	t->remaining = 0;
-	place(w, t);
 	w->active++;
-	for (uint32_t i = t->first_part; i < t->first_part + t->nparts; i++) {
-		if (w->parts[i].lane == NONE)
-			continue;
-		t->remaining += w->parts[i].count;
-		queue_part(w, i);
-	}
+	by_rows ? rows_queue(w, t) : queue(w, t);
 	*handle = (uint64_t)op->tensor << 32 | t->generation;
+	if (t->remaining == 0)
+		tensor_done(w, op->tensor, 0);
 	return 0;
 }
 

@@ -24,11 +24,12 @@ import (
 	"unsafe"
 
 	"github.com/rackweave/rackweave/cgo/fabric"
+	_ "github.com/rackweave/rackweave/cgo/fabric/base"
 	_ "github.com/rackweave/rackweave/cgo/kernel" // for its C
 	_ "github.com/rackweave/rackweave/include"
 )
 
-// See package include.
+// See package base.
 //
 //go:embed *.h
 var _ embed.FS
@@ -76,6 +77,8 @@ type Tensor struct {
 	WireType, MemoryType uint8
 	_                    [2]byte
 	Elems                uint64
+	Width                uint32 // elements in a row of a sparse tensor, or 0
+	_                    [4]byte
 }
 
 // Codec mirrors struct rw_codec.
@@ -101,6 +104,10 @@ type Op struct {
 	_        [3]byte
 	done     uintptr
 	doneArg  uintptr
+	IDs      uintptr // of rows: int64[NIDs], or 0
+	NIDs     uint64
+	Union    uintptr // int64 for each of the tensor's rows, or 0
+	NUnion   uintptr // uint64, or 0
 }
 
 // Stats mirrors struct rw_stats.
@@ -137,9 +144,11 @@ const (
 var (
 	ImmBits = [...]int{C.RW_OP_BITS, C.RW_EPOCH_BITS, C.RW_INDEX_BITS}
 	Ops     = [...]int{C.RW_PUSH, C.RW_PUSHPULL, C.RW_PULL, C.RW_BROADCAST, C.RW_TENSOR, C.RW_COMMIT, C.RW_NOTICE, C.RW_ABORT}
-	Notices = [...]int{C.RW_NOTICE_NACK, C.RW_NOTICE_REQUEST, C.RW_NOTICE_MOVE}
-	Guest   = C.RW_GUEST_BIT
+	Notices = [...]int{C.RW_NOTICE_NACK, C.RW_NOTICE_REQUEST}
 )
+
+// MaxLaneChunks is the largest number of chunks of a lane. Tests hold it equal to package chunk's.
+const MaxLaneChunks = C.RW_MAX_LANE_CHUNKS
 
 // These are the limits of rackweave.h.
 const (
@@ -246,6 +255,12 @@ func Submit(w Worker, ops []Op, handles []uint64) int {
 	}
 	return int(C.rw_worker_submit((*C.rw_worker)(w), (*C.struct_rw_op)(unsafe.Pointer(unsafe.SliceData(ops))), C.uint32_t(len(ops)),
 		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(handles)))))
+}
+
+// SumRows sorts rows of width elements by id, and sums rows of the same id. It returns the number of ids that are left, in front,
+// or a negative errno.
+func SumRows(ids []int64, rows unsafe.Pointer, width uint32, d uint8) int {
+	return int(C.rw_sum_rows((*C.int64_t)(unsafe.SliceData(ids)), C.uint64_t(len(ids)), rows, C.uint32_t(width), C.int(d)))
 }
 
 // Commit starts the end of a step.

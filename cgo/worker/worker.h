@@ -39,15 +39,12 @@ enum rw_opcode {
 enum rw_notice {
 	RW_NOTICE_NACK = 0,    /* the chunk was dropped, and must be sent again */
 	RW_NOTICE_REQUEST = 1, /* the chunk must be sent before others */
-	RW_NOTICE_MOVE = 2,    /* and above: after its answer the chunk belongs to lane epoch - RW_NOTICE_MOVE */
 };
-/*
- * Marks the index of a guest, a chunk that has moved from the lane to which it was added. The other bits are its index there *
- * nlanes + that lane. In control records it marks the number of a tensor without chunks added to the lane. chunk/imm.go has the
- * same constant.
- */
-enum { RW_GUEST_BIT = 1 << (RW_INDEX_BITS - 1) };
+/* The most chunks of a lane. The highest bit of their indices is reserved, and is 0. chunk/plan.go has the same number. */
+enum { RW_MAX_LANE_CHUNKS = 1 << (RW_INDEX_BITS - 1) };
 enum { RW_RECORD_BYTES = 64 };
+/* What a message of rows carries beside one row. chunk/plan.go has the same constant. */
+enum { RW_ROW_BYTES = 16 + 4 };
 
 struct rw_worker_nic {
 	rwf_pd *pd;
