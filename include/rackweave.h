@@ -31,7 +31,7 @@ extern "C" {
 #define RW_API __attribute__((visibility("default")))
 
 /* The upper half changes when something is taken away, the lower when something is added. */
-#define RW_ABI_VERSION 0x00030000u
+#define RW_ABI_VERSION 0x00030001u
 RW_API uint32_t rw_abi_version(void);
 
 /* Failures beside negative errnos. */
@@ -125,10 +125,12 @@ struct rw_tensor {
 	uint8_t wire_type, memory_type; /* enum rw_type */
 	uint8_t reserved[2];
 	uint64_t elems;
+	uint32_t width; /* elements in a row of a sparse tensor, or 0 */
+	uint32_t reserved2;
 };
 /*
  * Adds the tensors that Register declared, numbered from the last one on. chunk_lanes has the lane of each of their chunks, in
- * order: a tensor is cut into chunks of chunk_bytes on the wire, the last one shorter.
+ * order: a tensor is cut into chunks of chunk_bytes on the wire, or of the whole rows that fit into that; the last one is shorter.
  */
 RW_API int rw_add(rw_session *session, const struct rw_tensor *tensors, uint32_t ntensors, const uint32_t *chunk_lanes,
 		  uint64_t nchunks);
@@ -145,7 +147,8 @@ struct rw_codec {
 /*
  * Compresses a tensor's gradients from its next one on, by another codec than before, or no longer. What a codec leaves out is
  * kept, 4 bytes for each element, and added to the next gradient. So the first gradient without a codec sends all that is left.
- * The wire type must be RW_F32. Payloads that the codec would not shorten, or cannot hold, travel as they are.
+ * Payloads that the codec would not shorten, or cannot hold, travel as they are, and so do all rows of sparse tensors. Other
+ * tensors must have the wire type RW_F32.
  */
 RW_API int rw_compress(rw_session *session, uint32_t tensor, const struct rw_codec *codec);
 /* As rw_compress, from the tensor's gradient of a number on, counted from 0. Returns -EAGAIN if that one has begun. */
@@ -186,12 +189,30 @@ struct rw_op {
 	uint8_t reserved[3];
 	rw_done_fn done; /* may be NULL */
 	void *done_arg;
+	/*
+	 * If ids is not NULL, the operation is on these rows of a sparse tensor: nids numbers from 0, at most as many as the tensor has
+	 * rows. Those of a push or pushpull ascend strictly; those of a pull come in any order and may repeat. src of a push or
+	 * pushpull, and dst of a pull, hold these rows alone, memory_type[nids * width], in the order of ids. dst of a pushpull is the
+	 * whole tensor, and only the rows that any worker sent are written; it may be src if that has all rows, and otherwise they have
+	 * no memory in common. If ids is NULL, nids must be 0.
+	 */
+	const int64_t *ids;
+	uint64_t nids;      /* a worker that touches no rows pushes 0 of them, with ids not NULL, because the others wait for it */
+	int64_t *union_ids; /* of a pushpull, if not NULL: gets the rows that were written, ascending; has room for all rows */
+	uint64_t *nunion;   /* gets their number, if not NULL */
 };
 /*
  * Starts n operations, at most one per tensor at a time (-EBUSY), and returns how many it started, or the error if the first
  * was not. The buffers are the library's until the operation is done. Never blocks for the aggregator. handles has n entries.
  */
 RW_API int rw_submit(rw_session *session, const struct rw_op *ops, uint32_t n, uint64_t *handles);
+
+/*
+ * Sorts n rows by id, and sums rows of the same id in the order in which they are given, because a push takes each row once. Each
+ * sum is rounded to the type. ids and rows, type[n * width], are changed in place. Returns the number of ids that are left, in
+ * front; -EINVAL for an id below 0 or a bad argument; or -ENOMEM.
+ */
+RW_API int64_t rw_sum_rows(int64_t *ids, uint64_t n, void *rows, uint32_t width, int type);
 
 /* Returns 1 if the operation is done, 0 if it is not yet, and a negative errno if it failed. */
 RW_API int rw_test(rw_session *session, uint64_t handle);
@@ -256,7 +277,7 @@ RW_API int rw_traced(rw_session *session, uint32_t first, struct rw_traced *out,
  */
 
 struct rw_hyper {
-	const char *name; /* lr, wd, scale, clip, momentum, dampening, beta1, beta2, eps, alpha */
+	const char *name; /* lr, wd, scale, clip, momentum, dampening, beta1, beta2, eps, alpha, lambda1, beta */
 	double value;
 };
 
@@ -275,10 +296,18 @@ struct rw_job {
 /* Makes this process a worker of the job, once all workers have called it. rw_close leaves the job. */
 RW_API int rw_join(const struct rw_job *job, rw_session **session);
 
+/* Which rows a gradient has. A row is one index of the first dimension. */
+enum rw_rows {
+	RW_DENSE = 0,           /* all */
+	RW_SPARSE = 1,          /* some; the others stay as they are */
+	RW_SPARSE_STANDARD = 2, /* some; the others are updated with a gradient of 0 */
+};
+
 struct rw_parameter {
 	uint32_t size;
 	uint8_t wire_type, memory_type; /* enum rw_type */
-	uint8_t reserved[2];
+	uint8_t rows;                   /* enum rw_rows */
+	uint8_t reserved;
 	const char *name;
 	const uint64_t *shape;
 	uint32_t ndim, reserved2;

@@ -81,6 +81,7 @@ struct control_tensor {
 	char name[128];
 	uint64_t shape[CONTROL_DIMS];
 	uint32_t ndim, wire_type; /* enum rw_type */
+	uint32_t rows, reserved;  /* enum rw_rows */
 	double lr_mult, wd_mult;
 };
 

@@ -194,12 +194,19 @@ static int describe_parameter(const struct rw_parameter *p, struct control_tenso
 				sizeof *p);
 	if (p->ndim > CONTROL_DIMS)
 		return rwf_fail(EINVAL, "register \"%s\": %u dimensions: use at most %d", p->name, p->ndim, CONTROL_DIMS);
-	*t = (struct control_tensor){.ndim = p->ndim, .wire_type = p->wire_type, .lr_mult = p->lr_mult, .wd_mult = p->wd_mult};
+	if (p->rows > RW_SPARSE_STANDARD || (p->rows && !p->ndim))
+		return rwf_fail(EINVAL,
+				"register \"%s\": rows is %u, with %u dimensions: use enum rw_rows, and RW_DENSE for a scalar",
+				p->name, p->rows, p->ndim);
+	*t = (struct control_tensor){
+		.ndim = p->ndim, .wire_type = p->wire_type, .rows = p->rows, .lr_mult = p->lr_mult, .wd_mult = p->wd_mult};
 	*local = (struct rw_tensor){.size = sizeof *local, .wire_type = p->wire_type, .memory_type = p->memory_type, .elems = 1};
 	for (uint32_t i = 0; i < p->ndim; i++) {
 		t->shape[i] = p->shape[i];
 		local->elems *= p->shape[i];
 	}
+	if (p->rows && p->shape[0])
+		local->width = (uint32_t)(local->elems / p->shape[0]);
 	return put_text(t->name, sizeof t->name, p->name, "register");
 }
 

@@ -3,26 +3,48 @@
 #include "library.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 
+/* Returns tensors that may lack the fields that came later, as they are now; NULL without memory. The caller frees them. */
+static struct rw_tensor *grown(const struct rw_tensor *tensors, uint32_t n)
+{
+	const uint32_t before = offsetof(struct rw_tensor, width);
+	const uint32_t size = n > 0 && tensors->size == before ? before : sizeof *tensors;
+	struct rw_tensor *out = calloc(n > 0 ? n : 1, sizeof *out);
+
+	for (uint32_t i = 0; out && i < n; i++) {
+		memcpy(&out[i], (const char *)tensors + (size_t)i * size, size);
+		if (out[i].size == size)
+			out[i].size = sizeof *out;
+	}
+	return out;
+}
+
 int rw_add(rw_session *s, const struct rw_tensor *tensors, uint32_t ntensors, const uint32_t *chunk_lanes, uint64_t nchunks)
 {
+	struct rw_tensor *now;
 	int rc = session_usable(s);
 
 	if (rc)
 		return rc;
 	if (!s->connected)
 		return rwf_fail(ENOTCONN, "add: the session is not connected: call rw_connect first");
+	now = grown(tensors, ntensors);
+	if (!now)
+		return rwf_fail(ENOMEM, "add: no memory for %u tensors", ntensors);
 	session_register(s);
 	pthread_mutex_lock(&s->lock);
-	rc = rw_worker_add(s->worker, tensors, ntensors, chunk_lanes, nchunks);
+	rc = rw_worker_add(s->worker, now, ntensors, chunk_lanes, nchunks);
 	for (uint32_t i = 0; !rc && s->cfg.live_hyper && i < ntensors; i++)
 		rc = rw_worker_hyper(s->worker, s->ntensors + i, s->cfg.record);
 	if (!rc)
 		__atomic_store_n(&s->ntensors, s->ntensors + ntensors, __ATOMIC_RELEASE);
 	pthread_mutex_unlock(&s->lock);
+	free(now);
 	return rc;
 }
 

@@ -9,8 +9,8 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-/* By reference few buffers, always the same, stay in the cache; else there is one for every slot. */
-enum { STAGING_BY_REFERENCE = 32 };
+/* By reference few buffers are enough. Each sparse tensor needs four of them. Otherwise every slot has one. */
+enum { STAGING_BY_REFERENCE = 128 };
 
 uint32_t rw_abi_version(void)
 {

@@ -61,6 +61,75 @@ static void exchange(void)
 	expect(sum_of_ranks());
 }
 
+/* Each worker sends row 5 twice, and one of its own. */
+static void some_rows(float *values)
+{
+	static int64_t touched[3000];
+	float grads[3 * 7], sum = sum_of_ranks();
+	int64_t ids[3] = {5, 10 + info.rank, 5}, back[2] = {3000, 0};
+	struct {
+		uint32_t size;
+		uint8_t wire_type, memory_type, reserved[2];
+		uint64_t elems;
+	} old[2] = {{sizeof *old, RW_F32, RW_F32, {0}, 4}, {sizeof *old, RW_F32, RW_F32, {0}, 5}};
+	uint64_t handle, n = 0;
+	struct rw_op op = {.size = sizeof op,
+			   .tensor = TENSORS,
+			   .kind = RW_PUSHPULL,
+			   .src = grads,
+			   .dst = values,
+			   .ids = ids,
+			   .union_ids = touched,
+			   .nunion = &n};
+
+	for (int i = 0; i < 3 * 7; i++)
+		grads[i] = (float)(info.rank + 1);
+	op.nids = (uint64_t)rw_sum_rows(ids, 3, grads, 7, RW_F32);
+	CHECK(op.nids == 2 && ids[0] == 5 && grads[0] == 2 * grads[7]);
+	CHECK(rw_submit(session, &op, 1, &handle) == 1);
+	CHECK(rw_wait_all(session, &handle, 1, WAIT_MS) == 0);
+	CHECK(n == 1 + info.workers && touched[0] == 5);
+	for (uint32_t i = 0; i < info.workers; i++)
+		CHECK(touched[1 + i] == 10 + i && values[(10 + i) * 7] == (float)(1 + i));
+	CHECK(values[5 * 7] == 2 * sum && values[4 * 7] == 4 * 7);
+	op.kind = RW_PUSH;
+	op.ids = back;
+	CHECK(rw_submit(session, &op, 1, &handle) == -EINVAL && strstr(rw_error(), "id 0 is 3000: use rows from 0 to 2999"));
+	op.tensor = 0;
+	CHECK(rw_submit(session, &op, 1, &handle) == -EINVAL && strstr(rw_error(), "dense tensor 0"));
+	op.size = offsetof(struct rw_op, ids); /* of a program that was built before there were rows */
+	op.kind = RW_PUSHPULL + RW_BROADCAST;
+	CHECK(rw_submit(session, &op, 1, &handle) == -EINVAL && strstr(rw_error(), "operation 4"));
+	old[1].wire_type = 9;
+	CHECK(rw_add(session, (const struct rw_tensor *)(const void *)old, 2, NULL, 2) == -EINVAL);
+	CHECK(strstr(rw_error(), "tensor 1 has 5 elements of type 9"));
+}
+
+/* A tensor of rows is begun as any other; codecs and kinds of updates are the aggregator's concern. */
+static void rows(void)
+{
+	static const uint64_t shape[] = {3000, 7};
+	static float values[3000 * 7];
+	uint64_t handle;
+	struct rw_parameter table = vector(shape);
+	struct rw_op op = {.size = sizeof op, .tensor = TENSORS, .src = values, .dst = values, .kind = RW_BROADCAST};
+
+	table.rows = 3;
+	CHECK(rw_register(session, &table, 1) == -EINVAL && strstr(rw_error(), "\"w\": rows is 3, with 1 dimensions"));
+	table.rows = RW_SPARSE_STANDARD;
+	table.ndim = 0;
+	CHECK(rw_register(session, &table, 1) == -EINVAL && strstr(rw_error(), "RW_DENSE for a scalar"));
+	table.ndim = 2;
+	CHECK(rw_register(session, &table, 1) == 0);
+	for (int i = 0; i < 3000 * 7; i++)
+		values[i] = (float)(i + (int)info.rank);
+	CHECK(rw_submit(session, &op, 1, &handle) == 1);
+	CHECK(rw_wait_all(session, &handle, 1, WAIT_MS) == 0);
+	for (int i = 0; i < 3000 * 7; i++)
+		CHECK(values[i] == (float)i);
+	some_rows(values);
+}
+
 static uint64_t copied(void)
 {
 	struct rw_stats stats = {.size = sizeof stats};
@@ -288,6 +357,7 @@ int main(int argc, char **argv)
 	CHECK(rw_register(session, parameters, 0) == -EINVAL);
 	CHECK(rw_query(session, &info) == 0 && info.tensors == TENSORS);
 	exchange();
+	rows();
 	copies();
 	waits();
 	patience();
