@@ -21,7 +21,6 @@ type Counters struct {
 	Deferred             uint64 // folds that had to wait for send-queue or result space
 	NACKs, Requests      uint64
 	Dropped              uint64 // late, duplicate or foreign messages
-	Moves                uint64 // chunks handed over to another lane
 	Breaks, Failovers    uint64 // broken connections, and resumptions over another queue pair
 	FoldsOpen, SlotsHeld uint64 // now
 	UpdatedBytes         uint64 // of parameters that commits updated, without messages

@@ -128,6 +128,20 @@ func stepAdamWTorch(e *element, k *Scalars, g float32) {
 	e.w = mul(k[KKeep], e.w) - mul(k[KLR], e.s[0])/(sqrt(e.s[1])/k[KBias2]+k[KEps])
 }
 
+func deriveSparseAdamTorch(k Scalars, h Hyper, step uint32) Scalars {
+	bias1, bias2 := biases(h, step)
+	k[KLR] = float32(h.LR * math.Sqrt(bias2) / bias1)
+	k[KGain], k[KGain2] = float32(1-h.Beta1), float32(1-h.Beta2)
+	return k
+}
+
+func stepSparseAdamTorch(e *element, k *Scalars, g float32) {
+	g = clip(g, k[KClip])
+	e.s[0] += mul(g-e.s[0], k[KGain])
+	e.s[1] += mul(mul(g, g)-e.s[1], k[KGain2])
+	e.w -= mul(k[KLR], e.s[0]/(sqrt(e.s[1])+k[KEps]))
+}
+
 func stepAdagradMXNet(e *element, k *Scalars, g float32) {
 	g = clip(g, k[KClip])
 	e.s[0] += mul(g, g)
@@ -167,6 +181,16 @@ func stepRMSPropTorchPlain(e *element, k *Scalars, g float32) {
 	g = clip(g, k[KClip]) + mul(k[KWD], e.w)
 	e.s[0] = mul(k[KBeta2], e.s[0]) + mul(mul(k[KGain2], g), g)
 	e.w -= mul(k[KLR], g) / (sqrt(e.s[0]) + k[KEps])
+}
+
+// stepFtrlMXNet clips z where MXNet multiplies its sign by λ and the weight by whether |z| > λ. The values are equal, except for
+// the sign of a weight of 0.
+func stepFtrlMXNet(e *element, k *Scalars, g float32) {
+	root := sqrt(e.s[1])
+	g = clip(g, k[KClip])
+	e.s[1] += mul(g, g)
+	e.s[0] += g - mul(sqrt(e.s[1])-root, e.w)/k[KLR]
+	e.w = (clip(e.s[0], k[KBeta2]) - e.s[0]) / ((k[KEps]+sqrt(e.s[1]))/k[KLR] + k[KWD])
 }
 
 func deriveLAMB(k Scalars, _ Hyper, step uint32) Scalars {

@@ -14,6 +14,8 @@ type Hyper struct {
 	Beta2     float64
 	Eps       float64
 	Alpha     float64 // RMSprop's decay, MXNet's gamma1
+	Lambda1   float64 // FTRL's L1 coefficient, MXNet's lamda1
+	Beta      float64 // added to the root in FTRL's learning rate by coordinate
 }
 
 var inf = math.Inf(1)
@@ -45,9 +47,9 @@ const (
 	KKeep     // 1 - lr·wd, for a weight that shrinks by itself
 	KMomentum // or beta 1; 0 selects the form of a rule without momentum
 	KGain     // the factor of the gradient that enters the first state
-	KBeta2    // or alpha
+	KBeta2    // or alpha, or lambda 1
 	KGain2    // the factor of the squared gradient that enters its average
-	KEps
+	KEps      // or beta
 	KBias1
 	KBias2
 

@@ -54,7 +54,8 @@ func (r Rule) Defaults() Hyper { return table[r].defaults }
 
 // fields returns pointers to the hyper-parameters, in the order of params.
 func (h *Hyper) fields() [len(params)]*float64 {
-	return [...]*float64{&h.LR, &h.WD, &h.Scale, &h.Clip, &h.Momentum, &h.Dampening, &h.Beta1, &h.Beta2, &h.Eps, &h.Alpha}
+	return [...]*float64{&h.LR, &h.WD, &h.Scale, &h.Clip, &h.Momentum, &h.Dampening, &h.Beta1, &h.Beta2, &h.Eps, &h.Alpha,
+		&h.Lambda1, &h.Beta}
 }
 
 // takes reports, by rule, which of params the rule reads, and raises whether it raises its betas to powers. They are computed once

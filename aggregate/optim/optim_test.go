@@ -48,7 +48,7 @@ func TestStatesDependOnTheMomentum(t *testing.T) {
 	}{
 		{Sum, 0.9, 0}, {SGDMXNet, 0, 0}, {SGDMXNet, 0.9, 1}, {SGDTorch, 1e-60, 0}, {NAGMXNet, 0, 0}, {NesterovTorch, 0.9, 1},
 		{AdamMXNet, 0, 2}, {AdamWTorch, 0.9, 2}, {AdagradTorch, 0, 1}, {RMSPropMXNet, 0.9, 1}, {RMSPropTorch, 0, 1},
-		{RMSPropTorch, 0.9, 2}, {LAMB, 0, 2}, {LAMBApply, 0, 2},
+		{RMSPropTorch, 0.9, 2}, {LAMB, 0, 2}, {LAMBApply, 0, 2}, {FtrlMXNet, 0, 2},
 	} {
 		if got := c.rule.States(Hyper{Momentum: c.momentum}); got != c.want {
 			t.Errorf("%v with momentum %v keeps %d states, want %d", c.rule, c.momentum, got, c.want)
@@ -139,6 +139,9 @@ func TestCheckNamesTheValueAtFault(t *testing.T) {
 		{AdagradMXNet, func(h *Hyper) { h.Eps = -1e-9 }, "eps is -1e-09"},
 		{RMSPropTorch, func(h *Hyper) { h.Alpha = 1 }, "alpha is 1"},
 		{RMSPropTorch, func(h *Hyper) { h.Momentum = -1 }, "momentum is -1"},
+		{FtrlMXNet, func(h *Hyper) { h.LR = 0 }, "lr is 0"},
+		{FtrlMXNet, func(h *Hyper) { h.Lambda1 = -1 }, "lambda1 is -1"},
+		{FtrlMXNet, func(h *Hyper) { h.Beta = -1 }, "beta is -1"},
 	} {
 		h := c.rule.Defaults()
 		c.change(&h)

@@ -41,6 +41,12 @@ const (
 	// and gives the step r as the result. The second pass needs [SumSq] of w and r over the whole tensor. NVIDIA's NVLAMB is this rule
 	// with the gradient's global norm clipped beforehand, through the scale.
 	LAMB
+	// SparseAdamTorch is torch.optim.SparseAdam (torch/optim/_functional.py, sparse_adam): the averages move by a share of their
+	// distance from the gradient, epsilon is added to a root that is not corrected, and weights do not decay.
+	SparseAdamTorch
+	// FtrlMXNet is FtrlUpdateKernel of optimizer_op-inl.h, and FtrlDnsRspDnsKernel for rows. It computes the weight anew from its
+	// states z and n, so a weight to which no gradient has come becomes 0 where a standard update runs over it.
+	FtrlMXNet
 
 	named // number of rules that a job may name
 )

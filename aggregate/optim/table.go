@@ -76,6 +76,15 @@ var table = [rules]struct {
 		name: "lamb", states: 2, takes: "lr wd scale clip beta1 beta2 eps",
 		defaults: Hyper{LR: 0.001, Scale: 1, Beta1: 0.9, Beta2: 0.999, Eps: 1e-6}, derive: deriveLAMB, step: stepLAMB,
 	},
+	SparseAdamTorch: {
+		name: "sparse_adam_torch", states: 2, takes: "lr scale clip beta1 beta2 eps",
+		defaults: Hyper{LR: 0.001, Scale: 1, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8}, derive: deriveSparseAdamTorch,
+		step: stepSparseAdamTorch,
+	},
+	FtrlMXNet: {
+		name: "ftrl_mxnet", states: 2, takes: "lr wd scale clip lambda1 beta",
+		defaults: Hyper{LR: 0.1, Scale: 1, Lambda1: 0.01, Beta: 1}, check: checkFtrl, step: stepFtrlMXNet,
+	},
 	LAMBApply: {
 		name: "lamb_apply", states: 2, takes: "lr wd scale clip beta1 beta2 eps", derive: deriveLAMB, step: stepLAMBApply,
 	},
@@ -101,11 +110,20 @@ var params = [...]struct {
 	{"beta2", placeBeta2, 0, 1},
 	{"eps", placeEps, 0, inf},
 	{"alpha", placeBeta2, 0, 1},
+	{"lambda1", placeBeta2, 0, inf},
+	{"beta", placeEps, 0, inf},
 }
 
 func checkNesterov(h Hyper) error {
 	if h.Momentum == 0 || h.Dampening != 0 {
 		return fmt.Errorf("momentum is %v and dampening %v: Nesterov's needs a momentum and no dampening", h.Momentum, h.Dampening)
+	}
+	return nil
+}
+
+func checkFtrl(h Hyper) error {
+	if float32(h.LR) == 0 {
+		return fmt.Errorf("lr is %v, and FTRL divides by it: use a number above 0", h.LR)
 	}
 	return nil
 }

@@ -51,6 +51,7 @@ def torch_cases():
             "adamw_torch": lambda: torch.optim.AdamW([p], lr, betas, eps, wd),
             "adagrad_torch": lambda: torch.optim.Adagrad([p], lr, 0, wd, 0, eps),
             "rmsprop_torch": lambda: torch.optim.RMSprop([p], lr, c.get("Alpha"), eps, wd, momentum),
+            "sparse_adam_torch": lambda: torch.optim.SparseAdam([p], lr, betas, eps),
         }[c.rule]()
 
     def run(c):
@@ -60,6 +61,8 @@ def torch_cases():
             p.grad = torch.tensor(g) * c.get("Scale", 1)
             if "Clip" in c.hyper:
                 torch.nn.utils.clip_grad_value_([p], c.hyper["Clip"])
+            if c.rule == "sparse_adam_torch":
+                p.grad = torch.sparse_coo_tensor([list(range(SIZE))], p.grad, (SIZE,))
             opt.step()
             yield floats(p.detach())
 
@@ -75,6 +78,8 @@ def torch_cases():
         ("adagrad_torch", dict(LR=0.1, WD=0.01, Eps=1e-10)),
         ("rmsprop_torch", dict(LR=0.01, WD=0.01, Alpha=0.99, Eps=1e-8)),
         ("rmsprop_torch", dict(LR=0.01, Alpha=0.9, Eps=1e-8, Momentum=0.9)),
+        ("sparse_adam_torch", dict(LR=0.01, **adam)),
+        ("sparse_adam_torch", dict(LR=0.01, Scale=0.25, Clip=0.2, **adam)),
     ]):
         c = Case(seed, rule, **hyper)
         yield c.done(list(run(c)))
@@ -94,6 +99,7 @@ def mxnet_cases():
             "adam_mxnet": lambda: mx.optimizer.Adam(**betas, **common),
             "adagrad_mxnet": lambda: mx.optimizer.AdaGrad(eps=c.get("Eps"), **common),
             "rmsprop_mxnet": lambda: mx.optimizer.RMSProp(gamma1=c.get("Alpha"), epsilon=c.get("Eps"), **common),
+            "ftrl_mxnet": lambda: mx.optimizer.Ftrl(lamda1=c.get("Lambda1"), beta=c.get("Beta"), **common),
             "lamb": lambda: mx.optimizer.LAMB(**betas, **common),
         }[c.rule]()
 
@@ -135,6 +141,8 @@ def mxnet_cases():
         ("rmsprop_mxnet", dict(LR=0.01, WD=0.01, Alpha=0.9, Eps=1e-8, Scale=0.25, Clip=0.2)),
         ("lamb", dict(LR=0.01, WD=0.1, **lamb)),
         ("lamb", dict(LR=0.01, WD=0.1, Scale=0.25, Clip=0.2, **lamb)),
+        ("ftrl_mxnet", dict(LR=0.1, Lambda1=0.01, Beta=1)),
+        ("ftrl_mxnet", dict(LR=0.1, WD=0.1, Lambda1=0.5, Beta=0.1, Scale=0.25, Clip=0.2)),
     ]):
         c = Case(seed + 100, rule, **hyper)
         yield c.done(list(run(c)))
