@@ -14,6 +14,8 @@ type Arithmetic struct {
 	update kernel.Update // the arguments of the update under way
 	coded  kernel.Encoding
 	one    [1]uint64 // a list of one address
+	sums   kernel.Rows
+	block  [1]kernel.RowSource
 }
 
 // Sum writes the sum of the sources, in the wire's type and scaled and clipped as the job asks, to every output.
@@ -118,10 +120,16 @@ func (k *Arithmetic) ApplySet(s *Store, c *Chunk, size int, rate float64, worker
 // step runs the job's rule for the chunk's next step. A tensor's chunks usually share the scalars of a step.
 func (k *Arithmetic) step(s *Store, c *Chunk, h optim.Hyper, src kernel.Sources, outs []uint64, outType uint8, pastCache bool) {
 	t := &s.Tensors[c.Tensor]
-	if c.Updates++; t.scalarsFor != c.Updates || t.scalarsOf != h {
-		t.scalars, t.scalarsFor, t.scalarsOf = optim.Derive(s.Rule, h, c.Updates), c.Updates, h
-	}
+	c.Updates++
+	t.derive(s, h, c.Updates)
 	k.run(s, s.Rule, &t.scalars, c, src, outs, outType, pastCache)
+}
+
+// derive sets the scalars of a step of the job's rule.
+func (t *Tensor) derive(s *Store, h optim.Hyper, step uint32) {
+	if t.scalarsFor != step || t.scalarsOf != h {
+		t.scalars, t.scalarsFor, t.scalarsOf = optim.Derive(s.Rule, h, step), step, h
+	}
 }
 
 func (k *Arithmetic) run(s *Store, r optim.Rule, scalars *optim.Scalars, c *Chunk, src kernel.Sources, outs []uint64, outType uint8,

@@ -69,8 +69,8 @@ func (p *Buffers) Write(i int32, r *chunk.TensorRecord) {
 	r.Encode(p.Region.Bytes(uint64(i)*p.size, chunk.RecordBytes))
 }
 
-// Audit returns an error if the buffers do not agree with refs, which counts by buffer the answers in flight that hold it. A lost
-// connection keeps its buffers.
+// Audit returns an error if the buffers do not agree with refs, which counts by buffer the answers in flight and the blocks of rows
+// that hold it. A lost connection keeps its buffers.
 func (p *Buffers) Audit(refs []int32, lost bool) error {
 	free := make([]bool, len(p.refs))
 	for _, i := range p.free {
@@ -81,7 +81,7 @@ func (p *Buffers) Audit(refs []int32, lost bool) error {
 	}
 	for i, n := range p.refs {
 		if free[i] != (n == 0) || n < refs[i] || (n > refs[i] && !lost) {
-			return fmt.Errorf("result buffer %d is held %d times, by %d answers; free: %v", i, n, refs[i], free[i])
+			return fmt.Errorf("result buffer %d is held %d times, by %d answers and blocks; free: %v", i, n, refs[i], free[i])
 		}
 	}
 	return nil

@@ -57,12 +57,15 @@ func (s *Store) Form(c *Chunk, addr uint64, bytes int) (codec.Form, error) {
 // CodesAnswers reports whether the job's answers are compressed.
 func (c *Config) CodesAnswers() bool { return c.Codecs.Down.ID != codec.Raw }
 
-// codecMemory returns the addresses of what codecs keep of a chunk of a tensor in this wire type.
-func (c *Config) codecMemory(of *Chunk, wire chunk.DType) (kept []*uint64) {
+// codecMemory returns the addresses of what codecs keep of a tensor's chunk.
+func (c *Config) codecMemory(of *Chunk, t *Tensor) (kept []*uint64) {
+	if t.Width > 0 {
+		return nil // rows travel as they are
+	}
 	if c.CodesAnswers() {
 		kept = append(kept, &of.Kept)
 	}
-	if c.CodesCore && wire == chunk.F32 {
+	if c.CodesCore && t.Wire == chunk.F32 {
 		kept = append(kept, &of.Core)
 	}
 	return kept

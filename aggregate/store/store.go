@@ -24,7 +24,6 @@ type Chunk struct {
 	Stepped bool     // racks that train apart: its parameters have taken the step at which the racks meet
 	History *History // of a chunk whose state an owner and its buddy keep; otherwise nil
 	Number  uint32   // its number in the plan
-	Away    bool     // the chunk is in another lane now
 	// Kept is the address, where answers are compressed, of the reference that they are changes of, or in mode aggregate of their
 	// residual, in f32; otherwise 0.
 	Kept    uint64
@@ -58,6 +57,9 @@ type Tensor struct {
 	Wire           chunk.DType
 	Result         chunk.DType // type of results: Wire, unless they are rounded on their way between racks
 	LRMult, WDMult float64
+	Width          uint32 // elements in a row of a sparse tensor, or 0
+	Rows           *Rows  // of a sparse tensor; otherwise nil
+	Standard       bool   // a sparse tensor's rows without a gradient take the rule with a gradient of 0
 	Hyper          optim.Hyper
 	Flush          bool // codecs keep nothing of the gradient under way, and of its result
 	scalars        optim.Scalars
@@ -133,7 +135,6 @@ type Store struct {
 	TempChunk uint64 // address of room for a chunk in f32, during a call; 0 if the job runs in one rack
 	// Replaced is set while the state of a job that keeps history is replaced in part, until the job makes a step.
 	Replaced *atomic.Bool
-	moved    []Chunk // from other lanes; their arrays do not move, because lanes of one NUMA node exchange chunks
 }
 
 // Stride returns the distance in bytes between a chunk's arrays, each in its own cache lines.
@@ -156,34 +157,6 @@ func (s *Store) Values(c *Chunk, i int) []float32 { return Floats(s.Array(c, i),
 
 // Floats returns n floats at an address outside Go's memory.
 func Floats(addr uint64, n uint32) []float32 { return unsafe.Slice((*float32)(Address(addr)), n) }
-
-// Len returns the number of chunks, with moved ones, including chunks that are in another lane now.
-func (s *Store) Len() int { return len(s.Chunks) + len(s.moved) }
-
-// At returns the i-th chunk, with the plan's before moved ones, or nil if the chunk is in another lane now.
-func (s *Store) At(i uint32) *Chunk {
-	var c *Chunk
-	if n := uint32(len(s.Chunks)); i < n {
-		c = &s.Chunks[i]
-	} else if i -= n; i < uint32(len(s.moved)) {
-		c = &s.moved[i]
-	}
-	if c == nil || c.Away {
-		return nil
-	}
-	return c
-}
-
-// Moved returns the moved chunk in a place.
-func (s *Store) Moved(at int) *Chunk { return &s.moved[at] }
-
-// PutMoved puts a moved chunk in a place, which may be the next new one.
-func (s *Store) PutMoved(at int, c Chunk) {
-	if at == len(s.moved) {
-		s.moved = append(s.moved, Chunk{})
-	}
-	s.moved[at] = c
-}
 
 // CheckHyper returns an error if live hyper-parameters need more state than the job was made with.
 func (s *Store) CheckHyper(h optim.Hyper) error {
@@ -225,6 +198,7 @@ func (s *Store) Remember(c *Chunk) {
 // Spec describes a tensor beside the plan.
 type Spec struct {
 	LRMult, WDMult float64
+	Standard       bool // as in Tensor
 }
 
 // NextOwner deals a lane's next chunk to a rack. It returns the rack that owns the chunk, and whether this rack keeps the chunk's
@@ -254,13 +228,17 @@ func (s *Store) LayOut(plan *chunk.Plan, first int, specs []Spec, norms []Norms)
 		from, end := plan.TensorChunks(number)
 		a.Tensors = append(a.Tensors, Tensor{
 			Number: number, Name: t.Name, Wire: t.DType, Result: s.result(t.DType), LRMult: spec.LRMult, WDMult: spec.WDMult,
-			Hyper: s.Hyper, norms: norms[from-firstChunk : end-firstChunk],
+			Width: t.Width, Standard: spec.Standard, Hyper: s.Hyper, norms: norms[from-firstChunk : end-firstChunk],
 		})
+		owner, kept := uint8(0), true
 		for i := lt.First; i < lt.First+lt.Chunks; i++ {
 			c := plan.Chunk(int(ids[i]))
-			owner, kept := uint8(0), true
-			if s.NextOwner != nil {
-				owner, kept = s.NextOwner(uint64(c.Elems))
+			if s.NextOwner != nil && (t.Width == 0 || i == lt.First) {
+				n := uint64(c.Elems)
+				if t.Width > 0 { // its rows have one owner
+					n *= uint64(lt.Chunks)
+				}
+				owner, kept = s.NextOwner(n)
 			}
 			var h *History
 			arrays := s.Arrays[0]
@@ -275,11 +253,15 @@ func (s *Store) LayOut(plan *chunk.Plan, first int, specs []Spec, norms []Norms)
 				Offset: c.Offset * uint64(t.DType.Size()), Norms: &norms[int(ids[i])-firstChunk], Number: uint32(ids[i]),
 			})
 			bytes += uint64(arrays) * Stride(uint32(c.Elems))
-			for _, at := range s.codecMemory(&a.Chunks[len(a.Chunks)-1], t.DType) {
+			for _, at := range s.codecMemory(&a.Chunks[len(a.Chunks)-1], &a.Tensors[len(a.Tensors)-1]) {
 				*at = bytes
 				bytes += Stride(uint32(c.Elems))
 			}
 			a.Bytes += int64(c.Elems * t.DType.Size())
+		}
+		if t.Width > 0 {
+			of := a.Chunks[len(a.Chunks)-int(lt.Chunks):]
+			bytes = a.Tensors[len(a.Tensors)-1].layRows(of, lt.First, plan.ChunkBytes(), bytes, s.NextOwner != nil)
 		}
 	}
 	if bytes == 0 {
@@ -295,10 +277,15 @@ func (s *Store) LayOut(plan *chunk.Plan, first int, specs []Spec, norms []Norms)
 		if c.Addr += at; s.Arrays[0] == 0 {
 			c.Addr = 0
 		}
-		for _, kept := range s.codecMemory(c, a.Tensors[c.Tensor].Wire) {
+		for _, kept := range s.codecMemory(c, &a.Tensors[c.Tensor]) {
 			*kept += at
 		}
 		c.Anew = c.Kept != 0
+	}
+	for i := range a.Tensors {
+		if rows := a.Tensors[i].Rows; rows != nil {
+			rows.place(r.Addr()+uint64(offset), s.Arrays[0])
+		}
 	}
 	return a, nil
 }
