@@ -40,7 +40,7 @@ const (
 	// Configure applies the control record of the message under way to tensor Index. If New, its hyper-parameters differ from the
 	// tensor's.
 	Configure
-	// Acknowledge answers one worker's control record with the immediate alone.
+	// Acknowledge answers one worker's control record, or its merged rows, with the immediate alone.
 	Acknowledge
 	// NACK notifies one worker that its gradient of the chunk was dropped, so that it sends the gradient again.
 	NACK
@@ -54,7 +54,7 @@ const (
 	ReachBarrier
 	// Decide computes the step's scale from the norms of all lanes.
 	Decide
-	// Apply updates the chunks from Index up to End with their accumulated gradients. Indexes of moved chunks follow the plan's last.
+	// Apply updates the chunks from Index up to End with their accumulated gradients, a sparse tensor's by row.
 	Apply
 	// Scale runs the second pass of a rule that needs norms over the same chunks.
 	Scale
@@ -62,6 +62,18 @@ const (
 	Refresh
 	// AnswerCommit answers every worker's commit.
 	AnswerCommit
+	// MergeRows merges the rows Rows.From up to Rows.To of a sparse tensor, in the messages of [Machine.RowsOf], into the parameters,
+	// the sum or the accumulator. It is the only action of its event, and [Machine.RowsMerged] reports how far it came. If Block is
+	// not negative, the results go into this block, behind those of the merges before. If Buffered, the block is new. Here and in
+	// the next kinds Index is the tensor's first chunk.
+	MergeRows
+	// MergeOne merges one worker's rows into the parameters by themselves, and acknowledges them.
+	MergeOne
+	// AnswerRows answers one worker's fetch with the next block of results. If Last, no other worker takes the block, and its buffer
+	// is free after the answer. If Block is negative, the worker has taken the stream's last block, and gets an empty one.
+	AnswerRows
+	// PullRows answers one worker with the rows of a sparse tensor that it lists.
+	PullRows
 )
 
 // Message is a message of a worker, as the lane received it.
@@ -75,6 +87,7 @@ type Message struct {
 	// never 0.
 	Record   *chunk.TensorRecord
 	HyperSum uint32
+	Rows     RowRange // the header of a push of a sparse tensor
 }
 
 // Where is the location of a message's payload, and its form. Both are opaque to the machine.
@@ -94,6 +107,30 @@ type Held struct {
 	Epoch uint8 // the worker's own, which the answer to a broadcast repeats
 }
 
+// RowKind is the kind of a message about rows.
+type RowKind uint8
+
+const (
+	RowsPushed RowKind = iota // gradients
+	RowsWanted                // gradients of a stream whose worker fetches the results
+	RowsFetch                 // asks for the next block of results
+	RowsPull                  // asks for rows of the parameters
+)
+
+// RowRange is the header of a message about rows. The caller has checked it against the message's length.
+type RowRange struct {
+	From, To uint32 // the rows of the tensor in the lane that gradients cover
+	Count    uint32 // rows that the message lists
+	Kind     RowKind
+	Form     uint8 // of the list of rows, which the machine does not read
+}
+
+// RowMessage is a gradient message of rows that holds its slot.
+type RowMessage struct {
+	Held
+	Rows RowRange
+}
+
 // Action is an instruction to the caller (package shard). Its sources stay readable until the next event.
 type Action struct {
 	Kind     Kind
@@ -101,13 +138,14 @@ type Action struct {
 	Epoch    uint8    // of the answer
 	Buffered bool     // a result buffer is reserved, until the caller calls Freed
 	New      bool     // of Configure
-	Moves    bool     // the chunk moves to lane To before its workers are answered
-	To       uint8
+	Last     bool     // of AnswerRows
 	Worker   int32
 	Index    uint32 // of the chunk, unless the kind's comment names another index
 	End      uint32
+	Block    int32 // of MergeRows and AnswerRows: the block's place, or negative
 	fold     int32
-	Since    int64 // of actions that answer all workers: ns, the arrival of the chunk's first gradient
-	Message  Held  // the message that Pull, UpdateOne, Add, Drop, AnswerStep and Acknowledge answer, and that a NACK returns
+	Rows     RowRange // of MergeRows the rows to merge, of MergeOne and PullRows the message's header
+	Since    int64    // of actions that answer all workers: ns, the arrival of the chunk's first gradient
+	Message  Held     // the message that an action for one worker answers, and that a NACK returns
 	Err      error
 }

@@ -29,6 +29,10 @@ func (m commits) collect(rank int, msg *Message, h Held) {
 		m.violate(rank, "and all others committed while %d chunks of lane %d miss gradients of some", n, m.cfg.Lane)
 		return
 	}
+	if n := m.rows.open; n > 0 {
+		m.violate(rank, "and all others committed while streams of %d sparse tensors of lane %d miss rows of some", n, m.cfg.Lane)
+		return
+	}
 	c.epoch = msg.Epoch
 	m.reachBarrier(AwaitNorms)
 }
@@ -87,19 +91,15 @@ func (m commits) applied() {
 	}
 }
 
-// chunksOf emits an action on the next few chunks. It returns false if none are left. Moved chunks, whose indexes follow the plan's
-// last, come first, because the plan may grow meanwhile.
+// chunksOf emits an action on the next few chunks. It returns false if none are left.
 func (m commits) chunksOf(kind Kind) bool {
-	homes, moved, from := uint32(len(m.chunks)), uint32(len(m.moved.all)), m.commit.next
-	index, end := homes+from, homes+moved
-	if from >= moved {
-		index, end = from-moved, homes
-	}
-	if end = min(end, index+chunksPerStep); index >= end {
+	index := m.commit.next
+	end := min(index+chunksPerStep, uint32(len(m.chunks)))
+	if index >= end {
 		return false
 	}
 	m.emit(Action{Kind: kind, Index: index, End: end})
-	m.commit.next += end - index
+	m.commit.next = end
 	return true
 }
 

@@ -26,6 +26,7 @@
 //	Announce           Admit or LeaveOut, once a policy has decided about the step
 //	EndStep            Release, once a policy lets the worker go on
 //	Fail               End, which tells the workers that are left
+//	MergeRows          RowsMerged, before any other event; above the rack also RowsReturned
 //
 // A call that breaks this contract panics: it names what was violated. A worker that breaks the protocol costs its job ([Fail]).
 //
@@ -48,6 +49,38 @@
 //
 // Workers may push tensors in different orders, and windows are bounded, so they can fill with chunks that the others cannot
 // send. [Machine.Tick] finds such stalls and breaks them (stall.go).
+//
+// # Rows
+//
+// The gradients of a sparse tensor travel as one stream of messages per worker, step and lane, whose ranges of rows follow each
+// other without gaps. Rows are numbered among those of the tensor in the lane, and a message has the index of the tensor's first
+// chunk. Every worker sends a stream, even if it lists no row, so the rows that all of them cover are complete: they are merged,
+// row by row in rank order, as far as the first message ends ([MergeRows]). A message is acknowledged when all its rows are merged.
+//
+// A worker that wants the results fetches them in blocks, which hold the merged rows in order. A block takes a result buffer from
+// its first row until every worker that wants it has fetched it, and all blocks together take at most half of the buffers. The
+// block that ends at the last row is the last. Where the workers' memory is mapped ([Config.Maps]) a block begins when each of
+// them has a fetch for it, so that merges write it there. A worker fetches until it has the last block and an answer to every
+// fetch, and only then begins its next stream. In mode two-phase rows are accumulated, and the chunks' [Apply] updates them. In
+// mode stream each message is merged alone ([MergeOne]). In both, workers pull rows ([PullRows]) and fetch nothing.
+//
+// Below other racks ([Config.Above]) a merge only sums, into a block that goes up when it is full or ends at the last row. Merges
+// wait until it is taken there, and the results come down in blocks ([Machine.RowsReturned]), which workers fetch.
+// A message is acknowledged when its rows are in the block, because the rack keeps that until the job ends, but a worker's last one
+// only with the last results, so that a worker whose pushes are answered may pull what they changed.
+//
+// A worker keeps two slots for each sparse tensor in the lane, and by reference two staging buffers: for a gradient and for a
+// fetch. Chunks, and the further messages of streams, share the others. So streams wait in no circle, in whatever order workers
+// begin:
+//
+//   - A merge waits for messages with its first row. Each worker that has begun the stream sends them in order, and has a slot
+//     for the one that is missing, because messages before it are merged and answered.
+//   - A merge waits for a block if none is open. Every block will be fetched: no row is merged before all workers have begun the
+//     stream, and from then on a worker that wants the results has a slot for a fetch until it has the last block. An open block
+//     fills without another buffer, or ends with the stream.
+//   - Fetches wait for blocks and room, and not for gradients. Answers wait for room, and no merge waits for an answer.
+//   - Chunks find half of the result buffers, and if there is only one, wait for fetches, which do not wait for chunks. In stalls
+//     the slots that a worker keeps count as taken.
 //
 // # Steps
 //

@@ -1,6 +1,10 @@
 package reduce
 
-import "github.com/rackweave/rackweave/chunk"
+import (
+	"fmt"
+
+	"github.com/rackweave/rackweave/chunk"
+)
 
 // folding is the part of a machine that gathers the gradients of all workers into folds.
 type folding struct{ *Machine }
@@ -10,6 +14,7 @@ func (m folding) gather(rank int, msg *Message, h Held) {
 	if c == nil {
 		return
 	}
+	t := &m.tensors[c.Tensor]
 	broadcast := msg.Op == chunk.OpBroadcast
 	expect := epochAfter(c.epoch)
 	if broadcast && m.cfg.Mode == Stream {
@@ -29,6 +34,9 @@ func (m folding) gather(rank int, msg *Message, h Held) {
 		return
 	case m.cfg.Mode == TwoPhase && msg.Op == chunk.OpPushPull:
 		m.violate(rank, "sent a pushpull to a two-phase job: push, commit, then pull")
+		return
+	case t.Rows > 0 && m.rows.all[t.stream].begun > 0:
+		m.violate(rank, "broadcast chunk %d of tensor %q in lane %d while its rows are pushed", msg.Index, t.Name, m.cfg.Lane)
 		return
 	case m.commit.phase != Collecting && m.cfg.Mode == TwoPhase:
 		m.violate(rank, "sent a gradient while the step is being committed")
@@ -59,26 +67,26 @@ func (m folding) gather(rank int, msg *Message, h Held) {
 	m.complete(i)
 }
 
+// missPart fails the job because of a broadcast that would wait for a lost worker.
+func (m folding) missPart() {
+	m.fail(m.lost, fmt.Errorf("%w: worker %d: others wait for its part of a broadcast", ErrWorkerLost, m.lost))
+}
+
 // accept returns the message's chunk, and records that its worker has sent it. It returns nil if the lane does not have the chunk.
 func (m *Machine) accept(rank int, msg *Message) *chunkState {
-	c := m.chunk(msg.Index)
-	if c == nil {
+	if msg.Index >= uint32(len(m.chunks)) {
 		m.violate(rank, "sent chunk %d of lane %d, which has %d", msg.Index, m.cfg.Lane, len(m.chunks))
 		return nil
 	}
-	if c.fold == away {
-		m.violate(rank, "sent chunk %d of lane %d, which has moved to another", msg.Index, m.cfg.Lane)
-		return nil
-	}
-	m.workers[rank].requested.remove(m.bit(msg.Index))
-	return c
+	m.workers[rank].requested.remove(int(msg.Index))
+	return &m.chunks[msg.Index]
 }
 
 // complete hands a chunk whose gradients have all arrived to the racks above, or finishes it as soon as it has room.
 func (m folding) complete(i int32) {
 	f := m.folds.at(i)
 	if m.cfg.Above && (f.broadcast || m.cfg.Inner == nil || !m.cfg.Inner(f.chunk)) {
-		if m.cfg.Mode == Eager && !f.broadcast && !m.agree(m.chunk(f.chunk).Tensor) {
+		if m.cfg.Mode == Eager && !f.broadcast && !m.agree(m.chunks[f.chunk].Tensor) {
 			return
 		}
 		f.state = Above
@@ -96,12 +104,12 @@ func (m folding) complete(i int32) {
 }
 
 // Returned takes a chunk's result from the reducer above the rack.
-func (m *Machine) Returned(now int64, index uint32) { m.comeBack(now, index, Returned) }
+func (m *Machine) Returned(now int64, index uint32) { folding{m}.comeBack(now, index, Returned) }
 
 // Recalled takes a chunk back from the reducer above the rack, which has dropped its sum. The gradients must be sent again.
-func (m *Machine) Recalled(now int64, index uint32) { m.comeBack(now, index, Recalled) }
+func (m *Machine) Recalled(now int64, index uint32) { folding{m}.comeBack(now, index, Recalled) }
 
-func (m *Machine) comeBack(now int64, index uint32, as FoldState) {
+func (m folding) comeBack(now int64, index uint32, as FoldState) {
 	if m.begin(now); m.State != Running {
 		return
 	}
@@ -110,7 +118,7 @@ func (m *Machine) comeBack(now int64, index uint32, as FoldState) {
 		panic("reduce: a chunk came back that was not handed up")
 	}
 	m.folds.at(i).state = as
-	folding{m}.finishOrWait(i)
+	m.finishOrWait(i)
 }
 
 // nackAll sends every worker a NACK for its gradient of a recalled chunk.
@@ -147,7 +155,7 @@ func (m folding) finishOrWait(i int32) {
 // credits. It returns false, and does nothing, if a send queue is full or no result buffer is free.
 func (m folding) finish(i int32) bool {
 	f := m.folds.at(i)
-	c := m.chunk(f.chunk)
+	c := &m.chunks[f.chunk]
 	if f.state == Recalled {
 		return m.nackAll(i)
 	}
@@ -166,15 +174,11 @@ func (m folding) finish(i int32) bool {
 		c.epoch = epochAfter(c.epoch)
 	}
 	m.emit(Action{Kind: m.kindOf(f), Index: f.chunk, fold: i, Epoch: c.epoch, Buffered: result, Since: f.since})
-	moves := c.to != 0 && m.canMove()
 	for rank, row := 0, m.folds.row(i); rank < len(row); rank++ {
 		m.workers[rank].release(&row[rank].Held)
 	}
 	m.Finished++
 	m.endFold(i) // its messages stay readable until the next event
-	if moves {
-		m.move(c)
-	}
 	return true
 }
 
@@ -214,7 +218,7 @@ func (m folding) kindOf(f *fold) Kind {
 
 // endFold closes a fold that is finished, or whose gradients were all sent back.
 func (m folding) endFold(i int32) {
-	m.chunk(m.folds.at(i).chunk).fold = none
+	m.chunks[m.folds.at(i).chunk].fold = none
 	m.folds.end(i)
 	if m.stall.kept == i {
 		m.stall.kept = none

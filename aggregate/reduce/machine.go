@@ -25,17 +25,20 @@ func (m *Machine) Receive(now int64, rank int, msg *Message) {
 	}
 	switch msg.Op {
 	case chunk.OpPush, chunk.OpPushPull:
-		if m.cfg.Mode == Stream {
+		switch {
+		case merging{m}.takes(msg.Index):
+			merging{m}.receive(rank, msg, h)
+		case m.cfg.Mode == Stream:
 			streams{m}.apply(rank, msg, h)
-		} else {
+		default:
 			folding{m}.gather(rank, msg, h)
 		}
 	case chunk.OpBroadcast:
 		folding{m}.gather(rank, msg, h)
 	case chunk.OpPull:
-		m.pull(rank, msg, h)
+		singles{m}.pull(rank, msg, h)
 	case chunk.OpTensor:
-		m.record(rank, msg, h)
+		singles{m}.record(rank, msg, h)
 	case chunk.OpCommit:
 		if m.cfg.Mode == Stream {
 			streams{m}.endStep(rank, msg, h)
@@ -75,6 +78,9 @@ func (m *Machine) Delivered(rank, n int) {
 	}
 }
 
+// Hold records that n more messages on their way to a worker hold a result buffer, or fewer if n is negative.
+func (m *Machine) Hold(rank, n int) { m.workers[rank].buffers += n }
+
 // Freed records that a result buffer is free again.
 func (m *Machine) Freed() {
 	if m.results++; m.results > m.cfg.Results {
@@ -92,13 +98,13 @@ func (m *Machine) Violate(rank int, format string, args ...any) {
 // has no slot for it, because other gradients hold all of its slots.
 func (m *Machine) Follow(now int64, index uint32) (stuck bool) {
 	m.begin(now)
-	i := m.chunk(index).fold
+	i := m.chunks[index].fold
 	for rank := range m.workers {
 		w := &m.workers[rank]
 		if m.State != Running || w.state != Attached || i != none && m.folds.has(i, rank) {
 			continue
 		}
-		if !w.requested.has(m.bit(index)) {
+		if !w.requested.has(int(index)) {
 			stalls{m}.request(rank, index, requestsAtOnce)
 		}
 		stuck = stuck || w.stuck()
@@ -116,10 +122,11 @@ func (m *Machine) Advance(now int64) bool {
 	case m.ready.Len() > 0 && folding{m}.finish(*m.ready.at(0)):
 		m.ready.Take()
 		return true
-	case m.replies.Len() > 0 && m.answer(m.replies.at(0)):
-		m.replies.Take()
+	case m.answerWaiting():
 		streams{m}.settle()
 		return true
+	case m.rows.pending.Len() > 0:
+		return merging{m}.advance()
 	}
 	return false
 }
