@@ -44,7 +44,7 @@ func (m *Machine) Lose(now int64, rank int) {
 	m.begin(now)
 	m.Leave(rank)
 	if m.lost = rank; m.broadcasting() {
-		m.missPart()
+		folding{m}.missPart()
 	}
 	if m.State != Running {
 		return

@@ -15,7 +15,8 @@ package reduce
 //     have submitted this one.
 //
 // By reference, a worker that copies its payloads runs out of staging buffers long before its window is full. It counts as full
-// when the aggregator holds the payloads in all of them, and keeps its last buffer as it keeps its last slot.
+// when the aggregator holds the payloads in all of them, and keeps its last buffer as it keeps its last slot. The slots and
+// buffers that it keeps for streams of rows do not count (doc.go).
 //
 // A chunk that all workers have submitted is then finished after finitely many ticks: some rotation makes a worker send it,
 // the others get a request for it, and have a slot for it.
@@ -98,7 +99,7 @@ func (m stalls) request(rank int, index uint32, most int) {
 	if !w.canRequest(most) {
 		return
 	}
-	w.requested.add(m.bit(index))
+	w.requested.add(int(index))
 	w.unanswered++
 	w.sends--
 	m.emit(Action{Kind: Request, Worker: int32(rank), Index: index})
@@ -109,7 +110,7 @@ func (m stalls) request(rank int, index uint32, most int) {
 func (m stalls) follow(rank int) (n int) {
 	w := &m.workers[rank]
 	for i := m.folds.last; i != none && w.canRequest(requestsAtOnce-1); i = m.folds.at(i).prev {
-		if !w.requested.has(m.bit(m.folds.at(i).chunk)) && !m.folds.has(i, rank) && m.folds.has(i, m.stall.leader) {
+		if !w.requested.has(int(m.folds.at(i).chunk)) && !m.folds.has(i, rank) && m.folds.has(i, m.stall.leader) {
 			m.request(rank, m.folds.at(i).chunk, requestsAtOnce-1)
 			n++
 		}
@@ -162,7 +163,7 @@ func (m stalls) elect() {
 // chunks that the leader has sent. If only staging buffers are short, it skips messages outside them.
 func (m stalls) sendBack(rank, leader, n int) {
 	w := &m.workers[rank]
-	slots := w.slots.Len() <= 1
+	slots := w.slots.Len() <= w.kept+1
 	for i, before := m.folds.last, int32(none); n > 0 && i != none && w.canAnswer(); i = before {
 		f := m.folds.at(i)
 		before = f.prev

@@ -54,6 +54,7 @@ type Config struct {
 	Mode    Mode
 	Norms   bool // the update rule needs whole tensors' norms, so a commit takes a second pass
 	Above   bool // complete chunks go to a reducer above the rack
+	Maps    bool // blocks of rows are written where workers fetch them, so that a new one waits for a fetch of each
 	// Inner reports, with Above, whether the next step of a chunk stays in the rack. If nil, every step leaves it.
 	Inner      func(index uint32) bool
 	Standing   Standing // stream: of every worker's first step
@@ -65,6 +66,9 @@ type Tensor struct {
 	Name string
 	// Direct reports that answers with data lie in the chunk's parameters. Other answers need a result buffer.
 	Direct bool
+	// Rows is the number of rows of a sparse tensor, or 0 for a dense one. The chunks of a sparse tensor follow each other from First,
+	// and its rows travel in streams. A merge covers at most MergeMost rows. If 0, messages alone bound it.
+	Rows, First, MergeMost uint32
 }
 
 // State is the state of a machine.
@@ -78,6 +82,7 @@ const (
 
 type tensorState struct {
 	Tensor
+	stream   int32  // number of a sparse tensor's streams
 	hyperSum uint32 // of the hyper-parameters in use, or 0 for the job's own
 }
 
@@ -151,65 +156,20 @@ func (s *sets) size() (n int) {
 
 // Chunk is a chunk of the lane, by its lane index.
 type Chunk struct {
-	Tensor uint32 // number in the order of Add and AddTensor, over all calls
+	Tensor uint32 // number in the order of Add, over all calls
 	Bytes  uint32 // on the wire
 }
 
-// away is the fold of a chunk in another lane.
-const away = -2
-
 type chunkState struct {
 	Chunk
-	fold  int32  // in progress, none, or away if the chunk is in another lane
+	fold  int32  // in progress, or none
 	epoch uint8  // the last epoch that the chunk has finished
-	to    uint8  // 1 + the lane to which it moves with its next answer, or 0 if it stays
 	added uint16 // stream: number of the set's addends that were added to its accumulator, or never will be
 }
 
 // takes reports whether a gradient has the chunk's length. A gradient in a form is shorter.
 func (c *chunkState) takes(msg *Message) bool {
 	return msg.Bytes == c.Bytes && msg.Where.Form == 0 || msg.Bytes < c.Bytes && msg.Where.Form != 0
-}
-
-// moved holds the chunks that have come from other lanes, and the tensors without chunks of the plan in this lane.
-type moved struct {
-	at      map[uint32]int // by index: their places
-	all     []chunkState
-	free    []int             // unused places
-	homes   []uint32          // the plan's tensors, by their index in the lane
-	tensors map[uint32]uint32 // the other tensors, by their index
-}
-
-func (g *moved) tensor(index uint32) (uint32, bool) {
-	if int(index) < len(g.homes) {
-		return g.homes[index], true
-	}
-	t, ok := g.tensors[index]
-	return t, ok
-}
-
-// chunk returns a chunk that has come by its index, or nil.
-func (g *moved) chunk(index uint32) *chunkState {
-	if i, ok := g.at[index]; ok {
-		return &g.all[i]
-	}
-	return nil
-}
-
-func (g *moved) put(index uint32, c chunkState) {
-	if n := len(g.free); n > 0 {
-		g.at[index] = g.free[n-1]
-		g.free = g.free[:n-1]
-	} else {
-		g.at[index] = len(g.all)
-		g.all = append(g.all, chunkState{})
-	}
-	g.all[g.at[index]] = c
-}
-
-func (g *moved) forget(index uint32) {
-	g.free = append(g.free, g.at[index])
-	delete(g.at, index)
 }
 
 // Machine is one job's chunks in one lane. One goroutine uses it. Callers only read the exported fields.
@@ -219,20 +179,21 @@ type Machine struct {
 	Finished uint64   // folds finished
 	Deferred uint64   // number of folds and answers that had to wait for room
 
-	cfg     Config
-	workers []worker
-	chunks  []chunkState
-	tensors []tensorState
-	moved   moved
-	folds   folds
-	ready   Queue[int32]  // complete and returned folds, oldest first
-	replies Queue[Action] // answers to messages that belong to no fold, which wait for room, oldest first
-	commit  commit
-	sets    sets
-	stall   stall
-	lost    int // the last worker that was lost while the job went on. If negative, all go on
-	results int // free result buffers
-	now     int64
+	cfg      Config
+	workers  []worker
+	chunks   []chunkState
+	tensors  []tensorState
+	folds    folds
+	ready    Queue[int32] // complete and returned folds, oldest first
+	replying Queue[int32] // workers with replies, in turns
+	adds     Queue[int32] // the workers whose replies are additions to sets, in the order of the sums
+	commit   commit
+	sets     sets
+	rows     rowStreams
+	stall    stall
+	lost     int // the last worker that was lost while the job went on. If negative, all go on
+	results  int // free result buffers
+	now      int64
 }
 
 // New makes a machine without chunks or workers.
@@ -240,19 +201,30 @@ func New(cfg Config) *Machine {
 	m := &Machine{
 		cfg: cfg, workers: make([]worker, cfg.Workers), folds: newFolds(cfg.Workers), results: cfg.Results,
 		stall: stall{kept: none, patience: rotateAfter}, lost: none,
-		moved: moved{at: map[uint32]int{}, tensors: map[uint32]uint32{}},
 	}
 	m.commit.from = make([]arrival, cfg.Workers)
 	m.sets.addends = make([]addend, 0, 2*cfg.Workers)
-	m.replies.grow(cfg.Workers * cfg.Window) // every waiting answer holds a slot
+	m.replying.grow(cfg.Workers)
+	for rank := range m.workers {
+		m.workers[rank].replies.grow(cfg.Window) // every waiting answer holds a slot
+	}
+	if cfg.Mode == Stream {
+		m.adds.grow(cfg.Workers * cfg.Window)
+	}
 	return m
 }
 
 // Add appends tensors and their chunks. It allocates all memory, so that events allocate nothing.
 func (m *Machine) Add(tensors []Tensor, chunks []Chunk) {
 	for _, t := range tensors {
-		m.moved.homes = append(m.moved.homes, uint32(len(m.tensors)))
+		number := uint32(len(m.tensors))
 		m.tensors = append(m.tensors, tensorState{Tensor: t})
+		if t.Rows > 0 {
+			m.tensors[number].stream = m.rows.add(number, m.cfg.Workers, m.cfg.Window, m.cfg.Results)
+			for w := range m.workers {
+				m.workers[w].kept += keptPerStream
+			}
+		}
 	}
 	for _, c := range chunks {
 		m.chunks = append(m.chunks, chunkState{Chunk: c, fold: none})
@@ -260,18 +232,12 @@ func (m *Machine) Add(tensors []Tensor, chunks []Chunk) {
 	for w := range m.workers {
 		m.fit(&m.workers[w])
 	}
-	m.fitFolds()
+	m.folds.grow(min(len(m.chunks), m.cfg.Workers*m.cfg.Window)) // as many as can be in progress
+	m.ready.grow(len(m.folds.all))
 	// A tick can send every worker a NACK for each held message, and requests.
 	if most := m.cfg.Workers*(m.cfg.Window+SendMargin) + 2; cap(m.Actions) < most {
 		m.Actions = make([]Action, 0, most)
 	}
-}
-
-// fitFolds makes room for as many folds as can be in progress.
-func (m *Machine) fitFolds() {
-	held := m.cfg.Workers * m.cfg.Window
-	m.folds.grow(min(len(m.chunks)+len(m.moved.all), held))
-	m.ready.grow(len(m.folds.all))
 }
 
 // fit makes room in a worker's state for the present chunks and tensors.
@@ -279,7 +245,7 @@ func (m *Machine) fit(w *worker) {
 	if w.state == Absent {
 		return
 	}
-	w.requested.grow(2 * max(len(m.chunks), len(m.moved.all)))
+	w.requested.grow(len(m.chunks))
 	if m.cfg.Mode == Stream {
 		w.pushed.grow(len(m.chunks))
 		w.epochs = append(w.epochs, make([]uint8, len(m.chunks)-len(w.epochs))...)
@@ -293,7 +259,8 @@ func (m *Machine) Attach(rank, staging int) {
 	if w.state != Absent {
 		panic(fmt.Sprintf("reduce: worker %d attached twice", rank))
 	}
-	*w = worker{state: Attached, standing: m.cfg.Standing, staging: staging, sends: m.cfg.Sends}
+	*w = worker{state: Attached, standing: m.cfg.Standing, staging: staging, sends: m.cfg.Sends,
+		kept: keptPerStream * len(m.rows.all)}
 	w.slots.grow(m.cfg.Window)
 	for slot := range m.cfg.Window {
 		w.slots.Put(uint16(slot))
@@ -313,17 +280,17 @@ func (m *Machine) Held(rank int) int { return m.workers[rank].held() }
 // Sends returns the number of free entries of a worker's send queue.
 func (m *Machine) Sends(rank int) int { return m.workers[rank].sends }
 
-// Open returns the number of folds in progress.
+// Open returns the number of folds in progress, and of sparse tensors with streams in progress.
 func (m *Machine) Open() int {
 	if m.State != Running {
 		return 0
 	}
-	return m.folds.open()
+	return m.folds.open() + m.rows.open
 }
 
 // HyperSum returns the checksum of the hyper-parameters in use for a chunk, or 0 if its workers have sent none, and the
 // job's are in use.
-func (m *Machine) HyperSum(index uint32) uint32 { return m.tensors[m.chunk(index).Tensor].hyperSum }
+func (m *Machine) HyperSum(index uint32) uint32 { return m.tensors[m.chunks[index].Tensor].hyperSum }
 
 // CommitEpoch returns the epoch of the last commit that every worker has sent.
 func (m *Machine) CommitEpoch() uint8 { return m.commit.epoch }
@@ -336,15 +303,16 @@ func (m *Machine) CommitRecord() *chunk.TensorRecord { return &m.commit.first }
 
 // Quiet reports whether no gradient and no commit is under way.
 func (m *Machine) Quiet() bool {
-	return m.folds.open() == 0 && m.commit.phase == Collecting && m.commit.arrived() == 0
+	return m.folds.open() == 0 && m.rows.open == 0 && m.commit.phase == Collecting && m.commit.arrived() == 0
 }
 
-// Missing adds to counts, by worker, the open folds without its gradient, and a two-phase step without its commit. It returns the
-// time at which the oldest of the folds began, in ns, or 0 if no fold is open.
-func (m *Machine) Missing(counts []int) (since int64) {
+// Missing adds to counts, by worker, the open folds without its gradient and the streams that wait for it, and to commits a
+// two-phase step without its commit. It returns the time at which the oldest of the folds and streams began, in ns, or 0 if none is
+// open.
+func (m *Machine) Missing(counts, commits []int) (since int64) {
 	for rank := range m.commit.from {
 		if !m.commit.from[rank].present && m.cfg.Mode == TwoPhase && m.commit.arrived() > 0 {
-			counts[rank]++
+			commits[rank]++
 		}
 	}
 	for i := m.folds.first; i != none; i = m.folds.at(i).next {
@@ -357,12 +325,27 @@ func (m *Machine) Missing(counts []int) (since int64) {
 			}
 		}
 	}
+	for i := range m.rows.all {
+		s := &m.rows.all[i]
+		if s.begun == 0 {
+			continue
+		}
+		if since == 0 || s.since < since {
+			since = s.since
+		}
+		for rank := range counts {
+			if s.missing(rank) || m.cfg.Maps && !s.of[rank].awaits() {
+				counts[rank]++
+			}
+		}
+	}
 	return since
 }
 
 // Waiting reports whether work waits for room or for other lanes. [Machine.Advance] and [Machine.AdvanceCommit] continue it.
 func (m *Machine) Waiting() bool {
-	return m.State == Running && (m.ready.Len() > 0 || m.replies.Len() > 0 || m.commit.phase != Collecting)
+	return m.State == Running && (m.ready.Len() > 0 || m.replying.Len() > 0 || m.rows.pending.Len() > 0 ||
+		m.commit.phase != Collecting)
 }
 
 func (m *Machine) violate(rank int, format string, args ...any) {
@@ -377,11 +360,6 @@ func (m *Machine) fail(rank int, err error) {
 	m.emit(Action{Kind: Fail, Worker: int32(rank), Err: err})
 }
 
-// missPart fails the job because of a broadcast that would wait for a lost worker.
-func (m *Machine) missPart() {
-	m.fail(m.lost, fmt.Errorf("%w: worker %d: others wait for its part of a broadcast", ErrWorkerLost, m.lost))
-}
-
 func (m *Machine) begin(now int64) { m.now, m.Actions = now, m.Actions[:0] }
 
 // beginFor starts an event for a worker, and reports whether the job goes on with it.
@@ -391,22 +369,6 @@ func (m *Machine) beginFor(now int64, rank int) bool {
 }
 
 func (m *Machine) emit(a Action) { m.Actions = append(m.Actions, a) }
-
-// chunk returns a chunk by its index, or nil if the lane never had it.
-func (m *Machine) chunk(index uint32) *chunkState {
-	if int(index) < len(m.chunks) {
-		return &m.chunks[index]
-	}
-	return m.moved.chunk(index)
-}
-
-// bit returns a chunk's index in sets of chunks. The plan's chunks and moved ones alternate, because both can grow.
-func (m *Machine) bit(index uint32) int {
-	if int(index) < len(m.chunks) {
-		return int(index) * 2
-	}
-	return m.moved.at[index]*2 + 1
-}
 
 func (m *Machine) broadcasting() bool {
 	for i := m.folds.first; i != none; i = m.folds.at(i).next {

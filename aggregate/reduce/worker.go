@@ -42,10 +42,13 @@ type worker struct {
 	// slots holds the free slots, in the order in which they became free. The worker fills them in this order, from 0 at first, so
 	// message k lies in the slot that was freed k-th, and no slot number travels (cgo/worker/worker.h).
 	slots      Queue[uint16]
-	staging    int // staging buffers that it has
-	staged     int // held messages whose payloads lie in staging buffers
-	sends      int // free entries of its send queue
-	requested  set // chunks that were requested from it and that it has not sent since
+	staging    int           // staging buffers that it has
+	staged     int           // held messages whose payloads lie in staging buffers
+	kept       int           // slots and staging buffers that it keeps for the first messages of streams of rows
+	sends      int           // free entries of its send queue
+	buffers    int           // result buffers that messages on their way to it hold
+	replies    Queue[Action] // answers to messages that belong to no fold, which wait for room, oldest first
+	requested  set           // chunks that were requested from it and that it has not sent since
 	hyperSum   []uint32
 	epochs     []uint8  // stream: by chunk, the epoch of its last gradient
 	stepEpoch  uint8    // stream: the epoch of its last commit
@@ -83,6 +86,7 @@ func (w *worker) full() bool { return w.holdsAllBut(min(w.requested.len(), 1)) }
 func (w *worker) stuck() bool { return w.holdsAllBut(0) }
 
 func (w *worker) holdsAllBut(n int) bool {
+	n += w.kept
 	return w.slots.Len() <= n || w.staged > 0 && w.staged >= w.staging-n
 }
 
