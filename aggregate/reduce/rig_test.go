@@ -14,6 +14,7 @@ type rig struct {
 	manual bool // messages arrive, and result buffers are freed, only by a script's command
 	now    int64
 	at     []peer
+	rows   rowModel
 	failed error
 }
 
@@ -21,21 +22,13 @@ type rig struct {
 type peer struct {
 	slots  []uint16 // free ones, in the order in which it fills them
 	epochs []uint8  // by chunk: the epoch of the last gradient that was answered
+	begun  []uint8  // by chunk: the epoch of the stream that it began last
 	steps  uint8    // the epoch of the last commit that was answered, in stream mode
 }
 
 const chunkBytes = 100
 
 func newRig(cfg Config, chunks, tensors, staging int, direct bool) *rig {
-	r := &rig{Machine: New(cfg), cfg: cfg}
-	for rank := range cfg.Workers {
-		p := peer{epochs: make([]uint8, chunks)}
-		for i := range cfg.Window {
-			p.slots = append(p.slots, uint16(i))
-		}
-		r.at = append(r.at, p)
-		r.Attach(rank, staging)
-	}
 	ts := make([]Tensor, tensors)
 	for i := range ts {
 		ts[i] = Tensor{Name: fmt.Sprintf("t%d", i), Direct: direct}
@@ -43,6 +36,19 @@ func newRig(cfg Config, chunks, tensors, staging int, direct bool) *rig {
 	cs := make([]Chunk, chunks)
 	for i := range cs {
 		cs[i] = Chunk{Tensor: uint32(i * tensors / chunks), Bytes: chunkBytes}
+	}
+	return newRigOf(cfg, ts, cs, staging)
+}
+
+func newRigOf(cfg Config, ts []Tensor, cs []Chunk, staging int) *rig {
+	r := &rig{Machine: New(cfg), cfg: cfg, rows: rowModel{lists: map[uint64][]uint32{}, blocks: map[int32][]uint32{}}}
+	for rank := range cfg.Workers {
+		p := peer{epochs: make([]uint8, len(cs)), begun: make([]uint8, len(cs))}
+		for i := range cfg.Window {
+			p.slots = append(p.slots, uint16(i))
+		}
+		r.at = append(r.at, p)
+		r.Attach(rank, staging)
 	}
 	r.Add(ts, cs)
 	return r
@@ -67,6 +73,11 @@ func payloadOf(rank int, index uint32, slot uint16) uint64 {
 func (r *rig) settle() string {
 	var b strings.Builder
 	actions := r.Actions
+	if len(actions) == 1 && actions[0].Kind == MergeRows {
+		text, reached, full := r.rows.merge(r, &actions[0])
+		r.RowsMerged(r.now, reached, full)
+		return text + "\n" + r.settle()
+	}
 	for i := range actions {
 		a := &actions[i]
 		b.WriteString(r.carryOut(a) + "\n")
@@ -84,6 +95,7 @@ var kindNames = [...]string{
 	Add:  "add", Drop: "drop", Announce: "announce", Updated: "updated",
 	UpdateOne: "update-one", EndStep: "end-step", AnswerStep: "answer-step",
 	ReachBarrier: "reach-barrier", Decide: "decide", Apply: "apply", Scale: "scale", AnswerCommit: "answer-commit", Refresh: "refresh",
+	MergeRows: "merge", MergeOne: "merge-one", AnswerRows: "answer-rows", PullRows: "pull-rows",
 }
 
 func name(rank int32) string { return string(rune('A' + rank)) }
@@ -134,11 +146,16 @@ func (r *rig) carryOut(a *Action) string {
 		r.at[a.Worker].steps = a.Epoch
 		return fmt.Sprintf("answer-step epoch %d to %s/%d", a.Epoch, name(a.Worker), a.Message.Slot)
 	case Pull, Acknowledge:
+		if a.Op == chunk.OpPush {
+			return r.rows.answer(r, a)
+		}
 		r.free(int(a.Worker), a.Message.Slot)
 		if a.Index == chunk.IndexMask {
 			return fmt.Sprintf("acknowledge step to %s/%d", name(a.Worker), a.Message.Slot)
 		}
 		return fmt.Sprintf("%s %d to %s/%d", kindNames[a.Kind], a.Index, name(a.Worker), a.Message.Slot)
+	case MergeOne, AnswerRows, PullRows:
+		return r.rows.answer(r, a)
 	case NACK:
 		r.free(int(a.Worker), a.Message.Slot)
 		return fmt.Sprintf("nack %d to %s", a.Index, name(a.Worker))
@@ -184,10 +201,10 @@ func (r *rig) arrive(a *Action) {
 				r.Delivered(rank, 1)
 			}
 		}
-	case Pull, UpdateOne, Add, Drop, AnswerStep, Acknowledge, NACK, Request, Abort:
+	case Pull, UpdateOne, Add, Drop, AnswerStep, Acknowledge, NACK, Request, Abort, MergeOne, AnswerRows, PullRows:
 		r.Delivered(int(a.Worker), 1)
 	}
-	if a.Buffered {
+	if a.Buffered || a.Last {
 		r.Freed()
 	}
 }
