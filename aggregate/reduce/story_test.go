@@ -70,6 +70,9 @@ func open(t *testing.T, d *datadriven.TestData) *rig {
 		cfg.Standing = Undecided
 	}
 	r := newRig(cfg, chunks, tensors, staging, direct)
+	if d.HasArg("rows") {
+		r = openSparse(t, d, cfg, chunks, tensors)
+	}
 	r.manual = d.HasArg("manual")
 	return r
 }
@@ -112,6 +115,8 @@ func command(t *testing.T, r *rig, line string) string {
 		return out
 	}
 	switch words[0] {
+	case "rows", "fetch", "pull-rows":
+		return r.rows.command(t, r, rank, line)
 	case "sent":
 		r.Delivered(rank, int(indexes[0]))
 		return ""
@@ -158,6 +163,15 @@ func command(t *testing.T, r *rig, line string) string {
 	case "returned":
 		r.Returned(r.now, indexes[0])
 		return r.settle()
+	case "rows-returned":
+		block, ok := r.RowsReturned(r.now, indexes[0], set["taken"] == 1, set["last"] == 1)
+		if set["taken"] == 1 {
+			delete(r.rows.blocks, none)
+		}
+		if block >= 0 {
+			r.rows.blocks[block] = indexes[1:]
+		}
+		return fmt.Sprintf("block %d, room %t\n", block, ok) + r.settle() + command(t, r, "advance")
 	case "refreshed":
 		r.Refreshed(r.now)
 		return r.settle()
@@ -177,7 +191,7 @@ func command(t *testing.T, r *rig, line string) string {
 			out += fmt.Sprintf(", %s holds %d", name(int32(rank)), r.Held(rank))
 		}
 		missing := make([]int, len(r.at))
-		r.Missing(missing)
+		r.Missing(missing, missing)
 		return out + fmt.Sprintf(", missing %v\n", missing)
 	}
 	t.Fatalf("unknown line %q", line)
