@@ -23,6 +23,14 @@ func (s *Shard) CarryOut() {
 			s.Uplink.HandUp(a)
 		case reduce.Pull:
 			s.pull(a)
+		case reduce.MergeRows:
+			s.rows.merge(a)
+		case reduce.MergeOne:
+			s.rows.mergeOne(a)
+		case reduce.AnswerRows:
+			s.rows.answer(a)
+		case reduce.PullRows:
+			s.rows.pull(a)
 		case reduce.UpdateOne:
 			s.stream.updateOne(a)
 		case reduce.Add:
@@ -38,10 +46,10 @@ func (s *Shard) CarryOut() {
 			}
 		case reduce.NACK:
 			s.Lane.Count.NACKs++
-			s.notify(a, chunk.NoticeNACK)
+			s.Workers.notify(a, chunk.NoticeNACK)
 		case reduce.Request:
 			s.Lane.Count.Requests++
-			s.notify(a, chunk.NoticeRequest)
+			s.Workers.notify(a, chunk.NoticeRequest)
 		case reduce.Abort:
 			k := s.Workers.links[a.Worker]
 			s.Workers.put(k, chunk.Pack(chunk.OpAbort, 0, a.Index), store.NoBuffer)
@@ -73,8 +81,8 @@ func (s *Shard) CarryOut() {
 	}
 }
 
-func (s *Shard) notify(a *reduce.Action, what uint8) {
-	s.Workers.put(s.Workers.links[a.Worker], chunk.Pack(chunk.OpNotice, what, a.Index), store.NoBuffer)
+func (w *Workers) notify(a *reduce.Action, what uint8) {
+	w.put(w.links[a.Worker], chunk.Pack(chunk.OpNotice, what, a.Index), store.NoBuffer)
 }
 
 func (s *Shard) blame(a *reduce.Action, err error) {
@@ -86,9 +94,11 @@ func (s *Shard) blame(a *reduce.Action, err error) {
 func (s *Shard) apply(a *reduce.Action) {
 	s.Lane.Count.UpdatedBytes += uint64(a.End-a.Index) * uint64(s.Job.ChunkBytes)
 	for i := a.Index; i < a.End; i++ {
-		c := s.Store.At(i)
+		c := &s.Store.Chunks[i]
+		t := s.rows.sparse(i)
 		switch {
-		case c == nil: // the chunk is in another lane
+		case t != nil:
+			s.Scratch.ApplyRows(s.Store, t, i-t.Rows.First, &s.commit)
 		case s.stream != nil:
 			s.stream.applySet(c, i)
 		case a.Kind == reduce.Scale:
@@ -100,7 +110,7 @@ func (s *Shard) apply(a *reduce.Action) {
 }
 
 func (s *Shard) finish(a *reduce.Action) {
-	c := s.Moves.Chunk(a.Index)
+	c := &s.Store.Chunks[a.Index]
 	timed := s.Scratch.timed() || s.trace != nil
 	var t0, t1 int64
 	if timed {
@@ -111,14 +121,8 @@ func (s *Shard) finish(a *reduce.Action) {
 	if timed {
 		t1 = s.Lane.Now()
 	}
-	if a.Moves {
-		s.Moves.depart(a, c)
-	}
 	s.answerAll(a, p)
 	s.release(p.buffer)
-	if a.Moves {
-		s.Moves.departed(a.Index, c)
-	}
 	if timed {
 		s.recordSample(a, c, p.bytes, t0, t1)
 	}
@@ -187,7 +191,7 @@ func (s *Shard) Gradients(a *reduce.Action) kernel.Sources {
 	for rank := range src.Addr {
 		src.set(rank, &s.Machine.MessageOf(a, rank).Where)
 	}
-	src.Type = uint8(s.Store.Tensors[s.Moves.Chunk(a.Index).Tensor].Wire)
+	src.Type = uint8(s.Store.Tensors[s.Store.Chunks[a.Index].Tensor].Wire)
 	return src.listed()
 }
 
@@ -269,33 +273,28 @@ func (s *Shard) mapResults(a *reduce.Action, c *store.Chunk, bytes int) (outs []
 	if !s.maps || a.Kind == reduce.Accumulate {
 		return nil, false
 	}
-	n, peers := 0, &s.Scratch.peers
-	pastCache = true
+	t := &s.Scratch.targets
+	t.n, pastCache = 0, true
 	for rank, k := range s.Workers.links {
 		h := s.Machine.MessageOf(a, rank)
 		if h.Op == chunk.OpPush {
 			continue
 		}
-		if k.State != session.Up || k.Unposted > 0 {
-			return nil, false
-		}
 		d := &k.dst[c.Tensor]
 		if h.Form != 0 && d.rkey == 0 {
 			return nil, false // the answer goes over the payload, which is shorter, so its end would be lost before it is read
 		}
-		peers.qps[n] = k.QP
-		peers.raddrs[n], peers.rkeys[n] = k.target(h, d, c.Offset, s.Job.ChunkBytes)
+		if !t.add(k, h, d, c.Offset, s.Job.ChunkBytes) {
+			return nil, false
+		}
 		pastCache = pastCache && d.pastCache
-		n++
 	}
-	if n == 0 || !verbs.MapAll(peers.qps[:n], peers.rkeys[:n], peers.raddrs[:n], uint32(bytes), s.Scratch.outs[:n]) {
-		return nil, false
-	}
-	return s.Scratch.outs[:n], pastCache
+	outs = t.mapAll(bytes)
+	return outs, pastCache && outs != nil
 }
 
 func (s *Shard) pull(a *reduce.Action) {
-	c := s.Moves.Chunk(a.Index)
+	c := &s.Store.Chunks[a.Index]
 	p := s.answerOf(a, c)
 	if a.Buffered {
 		s.Scratch.Parameters(s.Store, c, p.addr)
@@ -351,7 +350,7 @@ func (s *Shard) configure(a *reduce.Action) error {
 
 // payload is the payload of an answer. Without bytes the answer is its immediate alone.
 type payload struct {
-	chunk  *store.Chunk // nil for a control record
+	chunk  *store.Chunk // nil for a control record, and for rows
 	addr   uint64
 	bytes  int
 	buffer int32 // the result buffer that addr lies in, or [store.NoBuffer] if it lies in the chunk's parameters
@@ -427,19 +426,12 @@ func (s *Shard) source(k *link, wr *verbs.SendWR, p payload) {
 func (w *Workers) put(k *link, imm uint32, buffer int32) *verbs.SendWR {
 	if buffer != store.NoBuffer {
 		w.s.buffers.Hold(buffer, 1)
+		w.s.Machine.Hold(k.Rank, 1)
 	}
 	w.s.Lane.Touch(k.Conn)
-	return k.Put(imm, buffer)
-}
-
-// target returns the address for the answer to a message: in the destination of its tensor at this offset; else, by reference, over
-// the message's own payload; else in the staging buffer of its slot.
-func (k *link) target(h *reduce.Held, d *destination, offset uint64, chunkBytes int) (addr uint64, rkey uint32) {
-	switch {
-	case d != nil && d.rkey != 0:
-		return d.addr + offset, d.rkey
-	case h.SourceRKey != 0:
-		return h.Source, h.SourceRKey
+	wr := k.Put(imm, buffer)
+	if buffer != store.NoBuffer && w.s.buffers.Free() < store.NumBuffers/2 {
+		wr.Flags |= verbs.SendSolicited // a worker at rest may not keep what others need
 	}
-	return k.replyAddr + uint64(h.Slot)*uint64(chunkBytes), k.replyRKey
+	return wr
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // Audit returns an error if parts of the shard disagree: the machine's counts of send queues with the messages that the connections
-// hold, or the result buffers with the answers that read them.
+// hold, or the result buffers with the answers that read them and the blocks of rows in them.
 func (s *Shard) Audit() error {
 	if s.Machine.State != reduce.Running || s.Job.Fail.Has() {
 		return nil // its messages stay unhandled
@@ -35,6 +35,9 @@ func (s *Shard) Audit() error {
 				refs[r]++
 			}
 		}
+	}
+	for _, place := range s.Machine.Blocks() {
+		refs[s.rows.blocks[place].buffer]++
 	}
 	if err := s.buffers.Audit(refs, lost); err != nil {
 		return fmt.Errorf("job %q: %w", s.Job.Name, err)

@@ -10,13 +10,6 @@
 // every worker's result, without a copy or a fence per worker. A worker's control record says whether its results are larger than
 // its cache; those go past it.
 //
-// # Moved chunks
-//
-// A chunk moves to another lane between two answers (migrate.go), when every worker's gradient is there: the shard does the
-// arithmetic, hands the chunk over, and tells each worker ahead of its answer. Nothing of the chunk is on its way then, and no
-// worker sends it again before it has read the notice, so nobody waits and no bit changes. The parameters stay where they are.
-// Jobs in mode stream, over several racks or over several aggregators keep their chunks where the plan has placed them.
-//
 // # Values above and beside
 //
 // Over several racks a complete chunk goes to an [Uplink], and its result comes back as another action. A job of one rack has an

@@ -32,7 +32,7 @@ func (m *stream) read(rank int32, c *store.Chunk) {
 	again := d.active && d.rank == rank && d.chunk == c.Number
 	least := followEvery
 	if d.active {
-		least = max(least, 4*len(m.Workers.links)*m.Store.Len())
+		least = max(least, 4*len(m.Workers.links)*len(m.Store.Chunks))
 	}
 	if d.reads++; !again && d.reads < least {
 		return

@@ -42,6 +42,7 @@ type streamLink struct {
 	seen   []uint32           // by chunk of the lane: the chunk's updates when the worker last read it
 	weight float64            // of the gradients of the worker's step in a set
 	answer chunk.TensorRecord // the answer to the worker's commit
+	lost   bool               // the job goes on without the worker, and handles no more of its messages
 }
 
 func (l *streamLink) fit(s *store.Store) {

@@ -15,11 +15,8 @@ import (
 // Receive handles a message.
 func (w *Workers) Receive(c *lane.Conn, wc *verbs.WC) {
 	s, k := w.s, w.links[c.Rank]
-	if s.Job.Fail.Has() {
+	if s.Job.Fail.Has() || k.stream.lost {
 		return
-	}
-	if s.Moves.arrivals.some.Load() {
-		s.Moves.Adopt()
 	}
 	op, epoch, index := chunk.Unpack(wc.Imm)
 	m := &s.Scratch.message
@@ -42,8 +39,16 @@ func (w *Workers) Receive(c *lane.Conn, wc *verbs.WC) {
 		}
 		m.Record = &s.Scratch.reader.record
 	} else if op != chunk.OpPull {
-		if err := k.readForm(s, m); err != nil {
-			s.Machine.Violate(k.Rank, "sent a gradient of chunk %d of lane %d that cannot be read: %w", index, s.Lane.Index, err)
+		t, read := s.rows.sparse(index), k.readForm
+		if op == chunk.OpPush && t != nil {
+			read = s.rows.read
+		}
+		if err := read(s, m); err != nil {
+			what := fmt.Sprintf("a gradient of chunk %d", index)
+			if t != nil {
+				what = fmt.Sprintf("rows of tensor %q", t.Name)
+			}
+			s.Machine.Violate(k.Rank, "sent %s of lane %d that cannot be read: %w", what, s.Lane.Index, err)
 			s.CarryOut()
 			return
 		}
@@ -57,11 +62,11 @@ func (w *Workers) Receive(c *lane.Conn, wc *verbs.WC) {
 // readForm reads the form of a gradient, and counts the gradient, in a job with codecs. The machine refuses a chunk that does not
 // exist.
 func (k *link) readForm(s *Shard, m *reduce.Message) error {
-	if !s.Store.Coded() || m.Op == chunk.OpBroadcast {
+	if !s.Store.Coded() || m.Op == chunk.OpBroadcast || m.Index >= uint32(len(s.Store.Chunks)) {
 		return nil
 	}
-	c := s.Moves.Chunk(m.Index)
-	if c == nil {
+	c := &s.Store.Chunks[m.Index]
+	if s.Store.Tensors[c.Tensor].Width > 0 {
 		return nil
 	}
 	form, err := s.Store.Form(c, m.Where.Payload, int(m.Bytes))

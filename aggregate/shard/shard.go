@@ -31,8 +31,6 @@ type Job struct {
 	Breaks     []chan Break  // by rank
 	Left       []atomic.Bool // by rank: the worker has left in peace, although a lane may not have received that yet
 	Notify     func()        // makes the job's lanes check the barrier
-	// HandOver gives a chunk to another of the job's lanes.
-	HandOver func(index uint32, from, to int, a Arrival)
 }
 
 // Timeouts bounds the time in which a worker must connect, and the time in which a broken connection must resume.
@@ -52,6 +50,9 @@ type Uplink interface {
 	HandUp(a *reduce.Action)
 	// Deliver makes a chunk's result, or its initial values, the rack's own, writes it to every output, and frees its buffer.
 	Deliver(index uint32, broadcast bool, outs []uint64, pastCache bool)
+	// MergeRows merges rows of the workers' messages as [store.Arithmetic.MergeRows] does: above the rack it adds them to the block of
+	// sums that goes up.
+	MergeRows(t *store.Tensor, src []kernel.RowSource, from, to uint32, block uint64, fresh bool) (at uint32, full bool, wrong int)
 	// Exchange passes the norms of a commit between the racks, and then the lanes' barrier.
 	Exchange()
 	// Refresh gives all racks the parameters that a commit changed, unless it is skipped.
@@ -79,13 +80,13 @@ type Config struct {
 type Shard struct {
 	Config
 	Workers Workers
-	Moves   Migration
 	Machine *reduce.Machine // decides
 	Flow    *lane.Flow      // the shard's place in its lane
 	Uplink  Uplink          // of a job in one rack it does nothing
 
 	maps    bool // the transport maps the workers' memory, so that results can be written there
 	buffers store.Buffers
+	rows    rows          // of sparse tensors
 	stream  *stream       // in mode stream; otherwise nil
 	tries   []TensorGauge // what candidates would lose of gradients, by tensor and candidate
 	trace   *trace        // if nil, no event is kept
@@ -111,7 +112,7 @@ func New(c Config, m reduce.Config, r *store.Region, weight int) *Shard {
 	}
 	s.Workers = Workers{s, make([]*link, c.Job.Workers)}
 	s.Uplink = noUplink{s}
-	s.Moves = Migration{s: s, tensors: map[int]uint32{}}
+	s.rows = rows{Shard: s, mode: m.Mode}
 	if c.Job.Gate != nil {
 		s.stream = &stream{Shard: s, drift: drift{copied: s.buffers.Addr(store.NumBuffers + store.ScaledBuffers), reads: followEvery}}
 	}
@@ -126,7 +127,12 @@ func (s *Shard) Recover() (broken bool) { return s.Workers.Recover() }
 func (s *Shard) Add(a *store.Addition) {
 	tensors := make([]reduce.Tensor, len(a.Tensors))
 	for i := range a.Tensors {
-		tensors[i] = reduce.Tensor{Name: a.Tensors[i].Name, Direct: s.Store.DirectFor(a.Tensors[i].Wire)}
+		t := &a.Tensors[i]
+		tensors[i] = reduce.Tensor{Name: t.Name, Direct: s.Store.DirectFor(t.Wire)}
+		if t.Rows != nil {
+			tensors[i].Rows, tensors[i].First, tensors[i].MergeMost = t.Rows.Count, t.Rows.First, store.MergeMost
+			s.rows.add(t.Rows)
+		}
 	}
 	s.Store.Add(a)
 	s.tries = append(s.tries, make([]TensorGauge, len(a.Tensors)*len(s.Store.Candidates))...)
@@ -243,6 +249,9 @@ func (noUplink) HandUp(*reduce.Action) { panic("shard: a chunk was handed up in 
 func (noUplink) Deliver(uint32, bool, []uint64, bool) {
 	panic("shard: a result came to a job of one rack")
 }
+func (u noUplink) MergeRows(t *store.Tensor, src []kernel.RowSource, from, to uint32, at uint64, fresh bool) (uint32, bool, int) {
+	return u.s.Scratch.MergeRows(t, src, from, to, at, fresh)
+}
 func (u noUplink) Exchange()                   { u.s.ReachBarrier() }
 func (noUplink) Refresh(bool)                  { panic("shard: a refresh in a job of one rack") }
 func (noUplink) Pending() bool                 { return false }
@@ -259,12 +268,8 @@ type Scratch struct {
 	src     [MaxWorkers]uint64
 	forms   [MaxWorkers]uint64
 	outs    [MaxWorkers]uint64
-	peers   struct { // the destinations that a round maps
-		qps    [MaxWorkers]*verbs.QP
-		rkeys  [MaxWorkers]uint32
-		raddrs [MaxWorkers]uint64
-	}
-	sample int
+	targets targets
+	sample  int
 }
 
 // MaxWorkers is the largest number of workers of a job.

@@ -52,7 +52,8 @@ func (m *stream) Release(rank int, answer chunk.TensorRecord, next reduce.Standi
 // Lose takes out a lost worker while the job continues.
 func (m *stream) Lose(rank int) {
 	if k := m.Workers.links[rank]; k != nil {
-		m.Workers.leave(k)
+		m.Workers.cut(k)
+		k.stream.lost = true
 		m.Machine.Lose(m.Lane.Stamp, rank)
 		m.CarryOut()
 	}

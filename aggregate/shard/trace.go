@@ -39,6 +39,7 @@ type TraceEvent struct {
 	Epoch  uint8    // of the message
 	Codec  codec.ID // of the gradient that arrives, or of the answer to a fold
 	Bytes  uint32   // of the same
+	Rows   uint32   // of a sparse tensor: the rows in the lane before the end of an update, or the number of rows pulled; else 0
 }
 
 // trace is a ring of the last events of a job in one lane. If nil, no event is kept.

@@ -21,7 +21,10 @@ type Workers struct {
 // Delivered records that n messages to the worker have arrived.
 func (w *Workers) Delivered(c *lane.Conn, n int) {
 	for range n {
-		w.s.release(c.Conn.Delivered())
+		if buffer := c.Conn.Delivered(); buffer != store.NoBuffer {
+			w.s.Machine.Hold(c.Rank, -1)
+			w.s.release(buffer)
+		}
 	}
 	w.s.Machine.Delivered(c.Rank, n)
 }
@@ -70,10 +73,17 @@ func (w *Workers) announce(k *link) {
 
 // lose ends the job because a worker's connection is lost, unless the worker has left in peace.
 func (w *Workers) lose(k *link, err error) {
-	w.leave(k)
+	w.cut(k)
 	if !w.s.Job.Left[k.Rank].Load() {
 		w.s.Job.Fail.Lost(k.Rank, fmt.Errorf("%w: worker %d: %w", reduce.ErrWorkerLost, k.Rank, err))
 	}
+}
+
+// cut closes a lost worker's connection, after its queue pair has failed. A worker that lives would otherwise get an answer on the
+// way to it out of a buffer that is free and may hold another answer by then, and its further messages could end the job.
+func (w *Workers) cut(k *link) {
+	k.TakeOut()
+	w.leave(k)
 }
 
 // leave closes a worker's connection. Its loss fails nothing afterwards.
