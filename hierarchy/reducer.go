@@ -224,6 +224,11 @@ func (m *Reducer) opened(index uint32, c *chunkState) {
 	}
 }
 
+// Broadcasts reports whether one of n chunks from the first on is being broadcast.
+func (m *Reducer) Broadcasts(first, n uint32) bool {
+	return slices.ContainsFunc(m.open, func(i uint32) bool { return first <= i && i < first+n && m.chunks[i].broadcast })
+}
+
 // shut takes a chunk off the open ones if it has no sums left.
 func (m *Reducer) shut(index uint32, c *chunkState) {
 	if c.phase == missing && c.have == 0 {

@@ -9,20 +9,20 @@ import (
 
 // buffers holds this rack's sums. Each buffer has room for a sum with its note, for the chunk's result behind it, and behind that
 // with buddies for the sum of all racks, with codecs for the result's payload and the next residual. A buffer is free again when
-// the workers have the result and it has arrived at every rack to which it was sent. Behind the buffers lie the norms for each
-// rack, and behind them room for a chunk in f32.
+// the workers have the result and it has arrived at every rack to which it was sent. Behind the buffers lie one for each sparse
+// tensor (rows.go), then the norms for each rack, and behind them room for a chunk in f32.
 type buffers struct {
 	store.Buffers
 	slotBytes  uint64 // of the room for a sum with its note, here as in a slot
 	chunkBytes uint64
 	room       uint64  // for a chunk's result
-	since      []int64 // by buffer: ns, the time at which it was taken, or the end of time if it is free
+	since      []int64 // by buffer, with those of sparse tensors: ns, the time at which it was taken, or the end of time if it is free
 }
 
 const (
 	spareBuffers    = 16       // buffers beside a window, for results in flight
 	mostBufferBytes = 64 << 20 // of all buffers of a lane, unless the fewest need more
-	fewestBuffers   = 4
+	fewestBuffers   = 5
 )
 
 // bufferBytes returns the size of one buffer. Elements of two bytes on the wire have sums of four.
@@ -38,14 +38,14 @@ const mostBehind = 64
 
 func roomBytes(chunkBytes int) uint64 { return uint64(chunkBytes) + mostBehind }
 
+// numBuffers returns the number of buffers, with those of sparse tensors.
 func numBuffers(window, chunkBytes int, p *Place) int {
 	return max(fewestBuffers, min(window+spareBuffers, mostBufferBytes/int(bufferBytes(chunkBytes, p))))
 }
 
 // BuffersBytes returns the size of the region of an uplink's buffers, with the norms and the room for a chunk.
 func BuffersBytes(window, chunkBytes int, p *Place) int64 {
-	return int64(numBuffers(window, chunkBytes, p))*int64(bufferBytes(chunkBytes, p)) + int64(p.Racks)*normBytes +
-		2*int64(chunkBytes)
+	return int64(numBuffers(window, chunkBytes, p))*int64(bufferBytes(chunkBytes, p)) + int64(p.Racks)*normBytes + 2*int64(chunkBytes)
 }
 
 // take returns a buffer, held once by the caller.

@@ -32,8 +32,7 @@
 // So code that forwards sums or adds groups works in f32.
 //
 // The gradients of a chunk that was handed up stay in the workers' slots until the workers are answered. So a chunk may wait
-// here for a buffer, and the uplink never has more chunks than a worker has slots. The chunks of a job in several racks do not
-// move between lanes, because lanes of one number are connected.
+// here for a buffer, and the uplink never has more chunks than a worker has slots.
 //
 // There is one connection between the lanes of one number in two racks. An aggregator has a window of slots without numbers at its
 // parent, as a worker has at its aggregator. The parent's notice that it has taken the sum frees the slot. The owner sends no such
@@ -45,6 +44,10 @@
 // buddies ([Place.Buddies]) the next rack in order keeps it too: it gets the sum of all racks where others get the result, and
 // makes the same update. Copies differ by one change at most, as [store.History] proves. The owner and its buddy also keep
 // the state before the last change, so the racks that are left agree on a step that is whole.
+//
+// The rows of sparse tensors cross in blocks, directly between each rack and their owner, whatever the shape (rows.go). They are
+// added by rack, in order. Broadcasts of such a tensor travel by chunk, and so does a refresh, which moves all chunks of a tensor
+// that was pushed.
 //
 // In a two-phase step the racks exchange the norms of the chunks that they own before the update (exchange.go), and owners
 // broadcast their parameters after it (refresh.go).

@@ -62,7 +62,7 @@ func (l *Links) Flushed(told bool) bool {
 		return false
 	}
 	for rack := range l.peers {
-		if p := &l.peers[rack]; p.up() && (p.Unconfirmed > 0 || !l.announced && l.u.reducer.Owes(rack)) {
+		if p := &l.peers[rack]; p.up() && (p.Unconfirmed > 0 || !l.announced && (l.u.reducer.Owes(rack) || !l.u.rows.idle())) {
 			return false
 		}
 	}

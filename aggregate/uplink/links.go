@@ -119,6 +119,8 @@ func (l *Links) Receive(c *lane.Conn, wc *verbs.WC) {
 		l.u.exchange.acknowledged(c.Rank)
 	case int(index) >= len(l.u.cfg.Store.Chunks):
 		l.violates(c.Rank, "sent chunk %d of lane %d, which has %d", index, l.u.cfg.Lane.Index, len(l.u.cfg.Store.Chunks))
+	case op == OpNotice && Notice(epoch) == NoticeRows, op <= OpResult && l.u.rows.of[l.u.cfg.Store.Chunks[index].Tensor] != nil:
+		l.u.rows.receive(c.Rank, op, index, wc.ByteLen)
 	case op == OpNotice:
 		l.u.notified(c.Rank, Notice(epoch), index)
 	default:

@@ -24,6 +24,7 @@ func (u *Uplink) receiveChunk(rack int, op Op, epoch uint8, index, bytes uint32)
 		return
 	}
 	if sum {
+		u.rows.look = u.rows.look || u.rows.of[c.Tensor] != nil
 		u.reducer.Sum(rack, index, epoch, broadcast)
 	} else {
 		u.reducer.Result(rack, index, epoch, broadcast)

@@ -38,6 +38,7 @@ func (u *Uplink) makeSum(a *reduce.Action) {
 	b := u.buffers.take(u.cfg.Lane.Stamp)
 	u.chunks[a.Index].sum = b
 	broadcast := a.Op == chunk.OpBroadcast
+	u.rows.look = u.rows.look || u.rows.of[c.Tensor] != nil
 	n := note{resultAddr: u.buffers.result(b), hyperSum: u.cfg.Machine.HyperSum(a.Index)}
 	switch {
 	case coded(c, broadcast):
@@ -127,13 +128,17 @@ func (u *Uplink) readNotes(a *hierarchy.Action) bool {
 		n := u.noteOf(rack, a.Index, a.Broadcast)
 		u.resultAddrs[u.chunks[a.Index].sum][rack] = n.resultAddr
 		if !a.Broadcast && n.hyperSum != own {
-			u.cfg.Fail.Fail(failure.NoRank, fmt.Errorf(
-				"%w: the workers of %s sent other hyper-parameters for tensor %q than those of %s: all must send the same", reduce.ErrProtocol,
-				u.Links.name(rack), u.cfg.Store.Tensors[c.Tensor].Name, u.Links.name(u.cfg.Place.Rack)))
+			u.cfg.Fail.Fail(failure.NoRank, u.differ(&u.cfg.Store.Tensors[c.Tensor], rack))
 			return false
 		}
 	}
 	return true
+}
+
+// differ returns the error for a rack whose workers have sent other hyper-parameters than this rack's.
+func (u *Uplink) differ(t *store.Tensor, rack int) error {
+	return fmt.Errorf("%w: the workers of %s sent other hyper-parameters for tensor %q than those of %s: all must send the same",
+		reduce.ErrProtocol, u.Links.name(rack), t.Name, u.Links.name(u.cfg.Place.Rack))
 }
 
 // noteOf returns the note of a rack's sum of the chunk that is being combined or finished.
@@ -298,13 +303,15 @@ func (u *Uplink) wire(c *store.Chunk) uint8 { return uint8(u.cfg.Store.Tensors[c
 
 // Pending reports whether Advance may have something to do.
 func (u *Uplink) Pending() bool {
-	return len(u.pending)+len(u.returned)+len(u.discarded)+len(u.wanted) > 0 || u.exchange.pending() || u.refresh.active
+	return len(u.pending)+len(u.returned)+len(u.discarded)+len(u.wanted) > 0 || u.exchange.pending() || u.refresh.active ||
+		u.rows.look
 }
 
 // Advance gives the rack's workers the results that have arrived, and sends messages that waited for room. It reports whether it
 // did anything.
 func (u *Uplink) Advance() (worked bool) {
-	worked = u.sumPending()
+	worked = u.rows.advance()
+	worked = u.sumPending() || worked
 	if u.refresh.active {
 		// No chunk is discarded meanwhile, because no rack recalls a sum of a refresh. Racks that are done may want chunks of the next
 		// step, which the workers cannot send before their commit is answered. A later tick asks again.

@@ -21,6 +21,9 @@ type Shard interface {
 	CarryOut()
 	// ReachBarrier announces this lane at the next barrier of the job's lanes.
 	ReachBarrier()
+	// TakeRows gives the workers a block of a sparse tensor's results, and reports false if it must wait for room. taken and last
+	// are as in [reduce.Machine.RowsReturned].
+	TakeRows(t *store.Tensor, addr uint64, count uint32, taken, last bool) bool
 }
 
 // Config describes an uplink.
@@ -68,6 +71,7 @@ type Uplink struct {
 	exchange exchange
 	refresh  refresh
 	coding   coding
+	rows     rows
 	// The actions of these chunks wait for Advance, because they enter the shard's machine, which may be in an event now.
 	returned  []uint32 // chunks whose results have come: Return
 	discarded []uint32 // chunks whose sums were dropped: Discard
@@ -90,21 +94,25 @@ type published struct {
 // New makes an uplink without connections.
 func New(cfg Config) *Uplink {
 	p := cfg.Place
-	n, size := numBuffers(cfg.Window, cfg.ChunkBytes, p), bufferBytes(cfg.ChunkBytes, p)
+	all, size := numBuffers(cfg.Window, cfg.ChunkBytes, p), bufferBytes(cfg.ChunkBytes, p)
+	n := all - MostSparse(cfg.Window, cfg.ChunkBytes)
 	u := &Uplink{
 		cfg: cfg, peerWindow: peerWindow(cfg.Window, cfg.ChunkBytes),
 		buffers: buffers{
 			store.NewBuffers(cfg.Region, size, n), slotBytes(cfg.ChunkBytes), uint64(cfg.ChunkBytes), roomBytes(cfg.ChunkBytes),
-			make([]int64, n),
+			make([]int64, all),
 		},
 		src: make([]uint64, 0, p.Racks+1), groups: make([]uint64, 0, p.Racks),
 		pending: make([]reduce.Action, 0, cfg.Window), returned: make([]uint32, 0, cfg.Window),
 		published: published{racks: make([]Counters, p.Racks), awaited: make([]int, p.Racks)},
 	}
-	for b := range n {
+	for range n {
 		u.resultAddrs = append(u.resultAddrs, make([]uint64, p.Racks))
+	}
+	for b := range u.buffers.since {
 		u.buffers.since[b] = math.MaxInt64
 	}
+	u.rows = rows{u: u}
 	u.coding = coding{u: u, forms: make([]uint64, 0, p.Racks+1)}
 	if p.Coded() {
 		u.coding.lengths = make([][]uint32, p.Racks)
@@ -141,6 +149,7 @@ func (u *Uplink) Add(chunks []store.Chunk) {
 		u.coding.lengths[rack] = append(u.coding.lengths[rack], make([]uint32, len(chunks))...)
 	}
 	u.reducer.Add(owners)
+	u.rows.add()
 }
 
 // Publish copies the counters for other goroutines.
@@ -151,6 +160,7 @@ func (u *Uplink) Publish() {
 	clear(awaited)
 	u.reducer.Awaited(awaited)
 	u.exchange.awaited(awaited)
+	u.rows.awaited(awaited)
 	for rack := range u.Links.peers {
 		p := &u.Links.peers[rack]
 		u.published.racks[rack] = Counters{OwnedBytes: p.ownedBytes, Awaited: uint64(awaited[rack]), RecvBytes: p.recv, SentBytes: p.sent}

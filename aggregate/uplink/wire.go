@@ -12,8 +12,8 @@ type Op uint8
 
 // These are the operations. The index is the chunk's unless stated otherwise.
 const (
-	OpSum       Op = iota // to the parent: the sum of the racks below, with a note behind it
-	OpResult              // to the child: the result; to a buddy: the sum of all racks
+	OpSum       Op = iota // to the parent: the sum of the racks below, with a note behind it; of a sparse tensor a block (rows.go)
+	OpResult              // to the child: the result; to a buddy: the sum of all racks; of a sparse tensor a block
 	OpBroadcast           // to the parent: a note, with the root's values if they come from below; in a refresh the note alone
 	OpValues              // to the child: the root's values; in a refresh the owner's parameters
 	OpNorms               // the commit's record and norms of gradients; the index is the first norm's place among the sender's
@@ -31,6 +31,7 @@ const (
 	NoticeRecall                // to the parent: the child wants a NACK of its sum
 	NoticeTaken                 // to the child: its sum was added to the parent's, and its slot is free
 	NoticeRead                  // norms were read, and there is room for more
+	NoticeRows                  // a block of a sparse tensor's rows was read, and there is room for another
 )
 
 // Ending is the epoch of an [OpEnd].
@@ -82,14 +83,24 @@ const mostPeerBytes = 16 << 20
 // slotBytes returns the size of a slot for a sum in f32 with its note, whatever the wire's type.
 func slotBytes(chunkBytes int) uint64 { return uint64(2*chunkBytes + 64) }
 
-// peerWindow returns the number of sums that one rack may have at another, without an answer or a notice that they were taken. It
-// is at most half a window, because sums, notices and results together must fit PeerSend and PeerRecv, which
-// together are as large as a worker's (lane.QueueDepths).
-func peerWindow(window, chunkBytes int) int {
-	return max(1, min(window/2, mostPeerBytes/int(slotBytes(chunkBytes))))
+// peerSlots returns the number of slots of one connection. They are at most half a window, because sums, notices and results
+// together must fit PeerSend and PeerRecv, which together are as large as a worker's (lane.QueueDepths).
+func peerSlots(window, chunkBytes int) int {
+	return max(2, min(window/2, mostPeerBytes/int(slotBytes(chunkBytes))))
 }
 
-// SlotsBytes returns the size of the slots of one connection between aggregators, with room for a message of norms.
+// MostSparse returns the largest number of sparse tensors of a job. Each has a slot of its own in every connection, which chunks
+// leave free: before a job registers tensors, nobody knows whether it needs more memory, and all jobs would be charged for it.
+func MostSparse(window, chunkBytes int) int { return max(1, peerSlots(window, chunkBytes)/4) }
+
+// peerWindow returns the number of sums of chunks that one rack may have at another, without an answer or a notice that they were
+// taken.
+func peerWindow(window, chunkBytes int) int {
+	return peerSlots(window, chunkBytes) - MostSparse(window, chunkBytes)
+}
+
+// SlotsBytes returns the size of the slots of one connection between aggregators, with room for a message of norms between those of
+// chunks and those of blocks of rows.
 func SlotsBytes(window, chunkBytes int) int64 {
-	return int64(peerWindow(window, chunkBytes))*int64(slotBytes(chunkBytes)) + normBytes
+	return int64(peerSlots(window, chunkBytes))*int64(slotBytes(chunkBytes)) + normBytes
 }

@@ -16,5 +16,5 @@
 //
 // where fill is the time of the last chunk alone, after every link is done with the others: two hops in the rack and the shape's
 // hops across the core, each with its latency and one chunk's serialization, and one fold per aggregator on the way. The bytes are
-// [Cluster.Loads], closed formulas. A test counts them again, transfer by transfer, along the routes that the reducer takes.
+// [Cluster.Loads], closed formulas. The tests of lab/study/transfers count them again, along the routes that the reducer takes.
 package planner
