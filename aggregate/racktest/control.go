@@ -17,11 +17,15 @@ type control struct {
 	lanes int              // number of each aggregator's lanes
 	nics  int
 	rank  int
+	to    *[]uint64 // the addresses of the worker's staging buffers, by lane
 }
 
 // Attach implements the lanes.Control of package client/lanes.
 func (c control) Attach(ctx context.Context, ends []chunk.WorkerLane) ([]chunk.AggregatorLane, error) {
 	var out []chunk.AggregatorLane
+	for _, end := range ends {
+		*c.to = append(*c.to, end.ReplyAddr)
+	}
 	for i, job := range c.jobs {
 		answer, err := job.Attach(ctx, c.rank, ends[i*c.lanes:(i+1)*c.lanes])
 		if err != nil {

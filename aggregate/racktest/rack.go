@@ -39,6 +39,7 @@ type Config struct {
 	Engine     *aggregate.Engine   // engine of another rack with equal NICs; if nil, the rack starts its own
 	Job        aggregate.JobConfig // its Workers is ignored
 	Tensors    []chunk.Tensor
+	Standard   bool                       // rows of sparse tensors without a gradient take the rule, too
 	Begin      func(*aggregate.Job) error // called before the job has tensors, if not nil
 	Memory     chunk.DType                // of the workers' buffers; if 0, F32
 	Arena      bool                       // gradients and results in registered memory
@@ -46,8 +47,6 @@ type Config struct {
 	CacheBytes uint64                     // cache of each worker; results of a larger model are written past it; if 0, unknown
 	Staging    int                        // buffers per lane where payloads go by reference; if 0, 8
 	Manual     bool                       // nothing runs by itself; the caller calls Lane.Step and Worker.Progress
-	Balance    time.Duration              // length of the windows after which chunks move by themselves; if 0, none move
-	Loads      []uint64                   // by lane: bytes of other jobs' chunks, which the plan balances; may be nil
 	Now        func() int64
 	Watch      func(func() error) func() error  // as in [aggregate.Config]
 	Log        func(format string, args ...any) // receives messages about failovers
@@ -79,6 +78,7 @@ func (r *Rack) aggregators() []aggregator {
 type Worker struct {
 	*lanes.Session
 	Rank    int
+	Staging []uint64 // by lane: address of the buffers that it sends from
 	buffers []buffer // by tensor
 	arenas  []*numa.Arena
 }
@@ -110,9 +110,6 @@ func Open(cfg Config) (r *Rack, err error) {
 	places := make([]chunk.Lane, cfg.Lanes)
 	for i := range places {
 		places[i] = chunk.Lane{Core: i}
-		if cfg.Loads != nil {
-			places[i].Load = cfg.Loads[i]
-		}
 	}
 	if r.Config.MaxConns == 0 {
 		r.Config.MaxConns = len(cfg.Workers)
@@ -158,13 +155,9 @@ func (r *Rack) start(nics []*verbs.Device) (*aggregate.Engine, error) {
 	for i := range placed {
 		placed[i] = aggregate.LaneConfig{Device: nics[i%len(nics)], NIC: i % len(nics), CPU: -1, Node: -1}
 	}
-	balance := cfg.Balance
-	if balance == 0 {
-		balance = -1
-	}
 	return aggregate.Start(aggregate.Config{
 		Lanes: placed, Window: cfg.Window, MaxConns: cfg.MaxConns, Watch: cfg.Watch, Manual: cfg.Manual,
-		Now: cfg.Now, Balance: balance,
+		Now: cfg.Now,
 	})
 }
 
@@ -196,7 +189,7 @@ func (r *Rack) connect(w *Worker, nics []*verbs.Device) (err error) {
 	if byReference {
 		staging = cfg.Staging
 	}
-	ask := control{lanes: cfg.Lanes, nics: len(cfg.NICs), rank: w.Rank}
+	ask := control{lanes: cfg.Lanes, nics: len(cfg.NICs), rank: w.Rank, to: &w.Staging}
 	var primaries []int
 	for i, a := range r.aggregators() {
 		ask.jobs = append(ask.jobs, a.job)
@@ -256,7 +249,7 @@ func (r *Rack) Add(tensors []chunk.Tensor) error {
 	}
 	specs := make([]aggregate.TensorSpec, len(tensors))
 	for i := range specs {
-		specs[i] = aggregate.TensorSpec{LRMult: 1, WDMult: 1}
+		specs[i] = aggregate.TensorSpec{LRMult: 1, WDMult: 1, Standard: r.Config.Standard}
 	}
 	for _, a := range r.aggregators() {
 		if err := a.job.AddTensors(context.Background(), r.Plan, first, specs); err != nil {
@@ -265,7 +258,7 @@ func (r *Rack) Add(tensors []chunk.Tensor) error {
 	}
 	descs := make([]worker.Tensor, len(tensors))
 	for i, t := range tensors {
-		descs[i] = worker.Tensor{Elems: t.Elems, WireType: uint8(t.DType), MemoryType: uint8(r.Config.Memory)}
+		descs[i] = worker.Tensor{Elems: t.Elems, WireType: uint8(t.DType), MemoryType: uint8(r.Config.Memory), Width: t.Width}
 	}
 	lanes := make([]uint32, r.Plan.NumChunks()-firstChunk)
 	for i := range lanes {

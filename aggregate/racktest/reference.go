@@ -22,6 +22,9 @@ type Reference struct {
 	steps  []uint32
 	acc    [][]float32 // two-phase: the gradients pushed since the last commit, or nil
 	codecs *codecs     // if nil, the job has none
+
+	Tables    map[int]*Table             // by number of a sparse tensor; Commit updates their rows, too
+	TableRows func(tensor int) [][]int64 // the rows of a sparse tensor by lane, in the order of their chunks
 }
 
 // NewReference returns a reference that starts from parameters w and updates them in place. w may be nil for an aggregate-only job.
@@ -177,6 +180,11 @@ func (r *Reference) Commit(rec chunk.TensorRecord, chunkBytes int) (norm float32
 	total := 0.0
 	for t := range r.acc {
 		eachChunk(r.acc[t], perChunk, func(sumSq float64) { total += sumSq })
+		if k := r.Tables[t]; k != nil && k.acc != nil {
+			for _, rows := range r.TableRows(t) {
+				total += k.sumSq(rows)
+			}
+		}
 	}
 	scale := rec.Scale
 	if scale == 0 {
@@ -194,6 +202,9 @@ func (r *Reference) Commit(rec chunk.TensorRecord, chunkBytes int) (norm float32
 		if r.acc[t] != nil && !skip {
 			r.apply(t, h, perChunk)
 		}
+	}
+	for _, k := range r.Tables {
+		k.Commit(r.Rule, h, skip)
 	}
 	clear(r.acc)
 	return float32(n)
