@@ -3,6 +3,7 @@ package aggregate
 import (
 	"github.com/rackweave/rackweave/aggregate/store"
 	"github.com/rackweave/rackweave/aggregate/uplink"
+	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/codec"
 )
 
@@ -68,8 +69,8 @@ func (e *Engine) MaxConns() int {
 	return n
 }
 
-// TensorsNeed returns the need of tensors of so many elements in a job.
-func (e *Engine) TensorsNeed(c JobConfig, elems []uint64) Need {
+// TensorsNeed returns the need of tensors in a job.
+func (e *Engine) TensorsNeed(c JobConfig, tensors []chunk.Tensor) Need {
 	arrays, kept := c.arrays()[1], 0
 	// Of every chunk, although another rack may keep its state.
 	if c.Compress.Down.ID != codec.Raw {
@@ -78,15 +79,23 @@ func (e *Engine) TensorsNeed(c JobConfig, elems []uint64) Need {
 	if c.Place != nil && c.Place.Coded() {
 		kept++
 	}
-	n, planned, parameters := Need{}, int64(0), int64(0)
-	perChunk := uint64(c.ChunkBytes / 4)
-	for _, m := range elems {
+	n, planned, parameters, uneven := Need{}, int64(0), int64(0), int64(0)
+	for _, t := range tensors {
 		if parameters > mostBytes {
 			break // more than any machine has
 		}
-		chunks := (m + perChunk - 1) / perChunk
-		parameters += int64(m) * 4
-		n.Bytes += int64(chunks) * (64*int64(arrays+kept) + chunkHeap + chunkOfWorker*int64(c.Workers))
+		perChunk := max(t.PerChunk(c.ChunkBytes), 1)
+		chunks := (t.Elems + perChunk - 1) / perChunk
+		parameters += int64(t.Elems) * 4
+		coded := int64(kept)
+		if t.Width > 0 {
+			coded = 0
+		}
+		own := int64(chunks)*(64*(int64(arrays)+coded)+chunkHeap+chunkOfWorker*int64(c.Workers)) + int64(t.Elems)*4*coded
+		n.Bytes += own
+		if t.Touches != nil {
+			uneven += own + int64(t.Elems)*4*int64(arrays)
+		}
 		n.Bytes += tensorHeap * int64(min(uint64(len(e.lanes)), chunks)+1)
 		planned += tensorHeap + int64(chunks)*planHeap
 	}
@@ -95,10 +104,9 @@ func (e *Engine) TensorsNeed(c JobConfig, elems []uint64) Need {
 	} else {
 		n.Bytes += parameters * int64(arrays)
 	}
-	n.Bytes += parameters * int64(kept)
 	if c.Part.Several() {
-		// The plan is of all parts. Lanes differ by at most one chunk.
-		n.Bytes = planned + (n.Bytes-planned)/int64(c.Part.Of) + int64(len(e.lanes)*(arrays+kept))*2*int64(c.ChunkBytes)
+		// The plan is of all parts. Lanes differ by at most one chunk, but have up to twice their share of chunks placed by touches.
+		n.Bytes = planned + (n.Bytes-planned+uneven)/int64(c.Part.Of) + int64(len(e.lanes)*(arrays+kept))*2*int64(c.ChunkBytes)
 	}
 	if arrays+kept > 0 {
 		n.Regions = len(e.lanes)

@@ -35,9 +35,6 @@ type Config struct {
 	Lanes    []LaneConfig
 	Window   int // if 0, a default for the devices
 	MaxConns int // per lane; if 0, DefaultMaxConns
-	// Balance is the length of the windows in which lanes are compared to move chunks. If 0, it is DefaultBalance. If negative, no
-	// chunk moves by itself.
-	Balance time.Duration
 	// LinkTimeout bounds the time in which a connection whose NIC or link failed must resume over another. If 0, it is
 	// DefaultLinkTimeout.
 	LinkTimeout time.Duration
@@ -68,6 +65,7 @@ type (
 	// WorkerGauge and TensorGauge hold the measurements by which a controller chooses codecs.
 	WorkerGauge = shard.WorkerGauge
 	TensorGauge = shard.TensorGauge
+	RowStatus   = shard.RowStatus
 	// Coding counts payloads of one direction, and what codecs make of them.
 	Coding = store.Coding
 	// RackCounters holds a job's counters for another rack.
@@ -213,13 +211,47 @@ func (c *JobConfig) CheckCodec(up codec.Spec) error {
 	return nil
 }
 
-// CheckTensor returns an error if the job's codecs cannot shorten a tensor.
-func (c *JobConfig) CheckTensor(t chunk.Tensor) error {
+// CheckTensor returns an error if the job's codecs cannot shorten a tensor, or the job cannot update its rows. standard is the
+// spec's.
+func (c *JobConfig) CheckTensor(t chunk.Tensor, standard bool) error {
+	if t.Width > 0 {
+		return c.checkRows(t.Name, standard)
+	}
 	if c.Compress == (codec.Pair{}) || t.DType == chunk.F32 {
 		return nil
 	}
 	return fmt.Errorf("tensor %q has wire type %v, and the job has codecs %v, which shorten f32: use wire type f32, or no codecs", t.Name,
 		t.DType, c.Compress)
+}
+
+func (c *JobConfig) checkRows(sparse string, standard bool) error {
+	switch {
+	case c.Rule.NeedsNorms():
+		return fmt.Errorf("sparse tensor %q has updates of single rows, and optimizer %v needs whole tensors' norms: use another optimizer, "+
+			"or declare it dense", sparse, c.Rule)
+	case c.Mode == Stream && !c.Policy.Stream():
+		return fmt.Errorf("sparse tensor %q: policy %v adds up sets of gradients, which are of whole tensors: use a policy that applies each "+
+			"gradient alone, such as asp or ssp, or declare it dense", sparse, c.Policy)
+	case len(c.Part.RackWorkers) > 1:
+		return racksNeedWhole(sparse, "in shape flat")
+	case c.Place == nil:
+		return nil
+	case c.Place.Pods > 1:
+		return racksNeedWhole(sparse, "in pods")
+	case c.Place.Buddies:
+		return racksNeedWhole(sparse, "with buddies")
+	case c.Outer != diloco.Optimizer{}:
+		return racksNeedWhole(sparse, "with an outer optimizer")
+	case c.Place.CoreType() != chunk.F32:
+		return racksNeedWhole(sparse, "with 16-bit sums")
+	case standard && c.Mode == Eager:
+		return racksNeedWhole(sparse, "for standard updates in mode eager")
+	}
+	return nil
+}
+
+func racksNeedWhole(sparse, when string) error {
+	return fmt.Errorf("sparse tensor %q: racks exchange only whole tensors %s: change that, or declare it dense", sparse, when)
 }
 
 // checkPlace returns an error if the job cannot run over several racks.

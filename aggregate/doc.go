@@ -1,5 +1,5 @@
 // Package aggregate is the aggregator's data path: an [Engine] with its devices and lanes, and [Job]s. The package itself is
-// control: it opens, attaches, moves, snapshots and closes. What happens to a message is in its rooms (ARCHITECTURE.md): begin with
+// control: it opens, attaches, snapshots and closes. What happens to a message is in its rooms (ARCHITECTURE.md): begin with
 // lane and shard.
 //
 // From arrival to answer a chunk sees one core, no lock and no allocation. What lanes share is control: functions that run on a

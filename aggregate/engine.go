@@ -19,7 +19,6 @@ type Engine struct {
 	lanes   []*Lane
 	scratch []*shard.Scratch // by lane
 	running bool             // lanes have goroutines
-	balance *rebalancer
 }
 
 // Start makes an engine and starts its lanes. The caller keeps the devices. Lanes are threads that live in C: a caller that knows
@@ -30,7 +29,7 @@ func Start(cfg Config) (*Engine, error) {
 		return nil, errors.New("start aggregator: no lanes: give it at least one core")
 	}
 	cfg = cfg.complete()
-	e := &Engine{cfg: cfg, balance: newRebalancer(cfg.Lanes)}
+	e := &Engine{cfg: cfg}
 	for _, lc := range cfg.Lanes {
 		if !slices.Contains(e.devices, lc.Device) {
 			e.devices = append(e.devices, lc.Device)
@@ -62,9 +61,6 @@ func Start(cfg Config) (*Engine, error) {
 		if err := errors.Join(errs...); err != nil {
 			return nil, errors.Join(fmt.Errorf("start aggregator: %w", err), e.Close())
 		}
-		if cfg.Balance > 0 && len(e.lanes) > 1 {
-			e.balance.ran.Go(func() { e.balance.run(cfg.Balance) })
-		}
 	}
 	return e, nil
 }
@@ -83,7 +79,6 @@ func (cfg Config) complete() Config {
 	cfg.Window = cmp.Or(cfg.Window, DefaultWindow)
 	cfg.MaxConns = cmp.Or(cfg.MaxConns, DefaultMaxConns)
 	cfg.LinkTimeout = cmp.Or(cfg.LinkTimeout, DefaultLinkTimeout)
-	cfg.Balance = cmp.Or(cfg.Balance, DefaultBalance)
 	if cfg.Now == nil {
 		start := time.Now()
 		cfg.Now = func() int64 { return int64(time.Since(start)) }
@@ -93,15 +88,10 @@ func (cfg Config) complete() Config {
 
 // NewJob makes a job without tensors or workers.
 func (e *Engine) NewJob(c JobConfig) (*Job, error) {
-	j, err := newJob(c, site{
+	return newJob(c, site{
 		lanes: e.lanes, scratch: e.scratch, devices: e.devices, window: e.cfg.Window,
 		timeouts: shard.Timeouts{Peer: connectTimeout, Link: e.cfg.LinkTimeout},
-		closing:  e.balance.remove,
 	})
-	if err == nil {
-		e.balance.add(j)
-	}
-	return j, err
 }
 
 // Lanes returns the engine's lanes, in the plan's order.
@@ -141,7 +131,6 @@ func (e *Engine) Connections(d *verbs.Device) (all, foreign int) {
 // Close stops the lanes. The caller closes the jobs first.
 func (e *Engine) Close() error {
 	var errs []error
-	e.balance.close()
 	for _, l := range e.lanes {
 		if e.running {
 			errs = append(errs, l.Stop())

@@ -4,11 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/rackweave/rackweave/aggregate/balance"
 	"github.com/rackweave/rackweave/aggregate/failure"
 	"github.com/rackweave/rackweave/aggregate/outer"
 	"github.com/rackweave/rackweave/aggregate/pace"
@@ -36,7 +37,7 @@ type Job struct {
 	firstLane int
 	shards    []*shard.Shard   // by lane
 	uplinks   []*uplink.Uplink // by lane; empty if the rack is alone
-	moves     placement
+	placed    []atomic.Int64   // by lane: bytes of its chunks
 	config    JobConfig
 	replacing atomic.Bool // the state was replaced in part, and the job has not made a step since
 
@@ -51,7 +52,6 @@ type site struct {
 	devices  []*verbs.Device
 	window   int
 	timeouts shard.Timeouts
-	closing  func(*Job)
 }
 
 // lossGrace is the time for which a job that is spread over several aggregators waits for a better explanation of a lost worker.
@@ -63,8 +63,7 @@ func newJob(c JobConfig, at site) (*Job, error) {
 	}
 	lanes := at.lanes
 	j := &Job{
-		site: at, place: c.Place, firstLane: c.Part.Number * len(lanes), config: c,
-		moves: placement{lanes: lanes, at: balance.NewPlacement(len(lanes)), bytes: make([]int64, len(lanes))},
+		site: at, place: c.Place, firstLane: c.Part.Number * len(lanes), config: c, placed: make([]atomic.Int64, len(lanes)),
 	}
 	notify := func() {
 		for _, l := range lanes {
@@ -79,7 +78,7 @@ func newJob(c JobConfig, at site) (*Job, error) {
 	j.shared = &shard.Job{
 		Name: c.Name, Workers: c.Workers, ChunkBytes: c.ChunkBytes, Fail: j.Latch,
 		Barrier: shard.NewBarrier(len(lanes)), Timeouts: at.timeouts,
-		Left: make([]atomic.Bool, c.Workers), Notify: notify, HandOver: j.handOver,
+		Left: make([]atomic.Bool, c.Workers), Notify: notify,
 	}
 	if c.Place != nil {
 		j.shared.Rack = c.Place.Rack
@@ -158,6 +157,7 @@ func (j *Job) openShard(l *Lane, scratch *shard.Scratch) (*shard.Shard, error) {
 		Lane: l.Index, Workers: c.Workers, Window: j.site.window, Sends: l.Depths.AggregatorSend, Results: store.NumBuffers,
 		Mode: c.Mode, Norms: c.Rule.NeedsNorms(), Standing: reduce.Alone,
 	}
+	m.Maps = c.Place == nil && l.Attr.Has(verbs.DevMaps)
 	if j.Gate != nil {
 		m.Standing = j.Gate.Standing()
 	}
@@ -217,6 +217,28 @@ func (j *Job) reduction(s *shard.Shard, k *store.Arithmetic) uplink.Reduction {
 	return &uplink.EagerReduction{BaseReduction: base}
 }
 
+// stagedSparse is the number of sparse tensors for which workers have staging buffers by reference, four for each.
+const stagedSparse = 32
+
+// checkSparse returns an error if workers or racks have no room for all sparse tensors. A worker keeps four messages of its window
+// for each, and each has a slot of its own at other racks.
+func (j *Job) checkSparse(plan *chunk.Plan) error {
+	sparse, most := 0, min(j.site.window/4, stagedSparse)
+	if j.place != nil {
+		most = min(most, uplink.MostSparse(j.site.window, j.shared.ChunkBytes))
+	}
+	for t := range plan.NumTensors() {
+		if plan.Tensor(t).Width > 0 {
+			sparse++
+		}
+		if sparse > most {
+			return fmt.Errorf("sparse tensor %q is number %d, and with a window of %d job %q has room for %d: use one tensor for several "+
+				"tables", plan.Tensor(t).Name, sparse, j.site.window, j.shared.Name, most)
+		}
+	}
+	return nil
+}
+
 // AddTensors adds the plan's tensors to the job, from number first on. It allocates their memory in every lane, on the lane's node.
 // Lanes receive the tensors when all memory is allocated.
 func (j *Job) AddTensors(ctx context.Context, plan *chunk.Plan, first int, specs []TensorSpec) error {
@@ -227,9 +249,12 @@ func (j *Job) AddTensors(ctx context.Context, plan *chunk.Plan, first int, specs
 		return nil
 	}
 	for i := range specs {
-		if err := j.config.CheckTensor(plan.Tensor(first + i)); err != nil {
+		if err := j.config.CheckTensor(plan.Tensor(first+i), specs[i].Standard); err != nil {
 			return err
 		}
+	}
+	if err := j.checkSparse(plan); err != nil {
+		return err
 	}
 	from, _ := plan.TensorChunks(first)
 	norms := make([]store.Norms, plan.NumChunks()-from)
@@ -240,11 +265,10 @@ func (j *Job) AddTensors(ctx context.Context, plan *chunk.Plan, first int, specs
 			return err
 		}
 	}
-	j.moves.do(func(*balance.Placement) {
-		for i, a := range additions {
-			j.moves.carry(i, a.Bytes)
-		}
-	})
+	for i, a := range additions {
+		j.placed[i].Add(a.Bytes)
+		j.site.lanes[i].Placed.Add(a.Bytes)
+	}
 	j.shared.Barrier.Add(norms)
 	for i, s := range j.shards {
 		if err := s.Flow.Borrow(ctx, func() error { s.Add(additions[i]); return nil }); err != nil {
@@ -252,7 +276,6 @@ func (j *Job) AddTensors(ctx context.Context, plan *chunk.Plan, first int, specs
 			return err
 		}
 	}
-	j.moves.do(func(p *balance.Placement) { p.Grow(plan, j.firstLane) })
 	return nil
 }
 
@@ -281,6 +304,17 @@ func (j *Job) ReadGauges(ctx context.Context, tensors int) (workers []WorkerGaug
 		}
 	}
 	return workers, tries, nil
+}
+
+// Rows returns the sparse tensors of this aggregator, in their order.
+func (j *Job) Rows(ctx context.Context) ([]*RowStatus, error) {
+	all := map[int]*RowStatus{}
+	for _, s := range j.shards {
+		if err := s.Flow.Borrow(ctx, func() error { shard.AddRows(s, all); return nil }); err != nil {
+			return nil, err
+		}
+	}
+	return slices.SortedFunc(maps.Values(all), func(a, b *RowStatus) int { return a.Tensor - b.Tensor }), nil
 }
 
 // Breaks returns a channel of a worker's connections that broke.
@@ -316,13 +350,15 @@ func (j *Job) later(f func(pace.Shard)) {
 	}
 }
 
-// Awaited counts, by rank, the chunks in progress without the worker's gradient. For a failed job, it counts the chunks in progress
-// at the failure. since is the time at which the oldest of them began, by [Job.Now].
+// Awaited counts, by rank, the chunks in progress without the worker's gradient. If it finds no such chunk, it counts the lanes
+// without the worker's commit, because a worker commits once its gradients are answered. For a failed job, it counts the chunks in
+// progress at the failure. since is the time at which the oldest of them began, by [Job.Now].
 func (j *Job) Awaited(ctx context.Context) (chunks []int, since int64, err error) {
 	chunks, since = make([]int, j.shared.Workers), j.Now()
+	commits := make([]int, j.shared.Workers)
 	for _, s := range j.shards {
 		err := s.Flow.Borrow(ctx, func() error {
-			if began := s.Machine.Missing(chunks); began != 0 {
+			if began := s.Machine.Missing(chunks, commits); began != 0 {
 				since = min(since, began)
 			}
 			return nil
@@ -330,6 +366,9 @@ func (j *Job) Awaited(ctx context.Context) (chunks []int, since int64, err error
 		if err != nil {
 			return nil, 0, err
 		}
+	}
+	if slices.Max(chunks) == 0 {
+		chunks = commits
 	}
 	return chunks, since, nil
 }
@@ -365,7 +404,6 @@ func (j *Job) shut() bool {
 }
 
 func (j *Job) end() error {
-	j.site.closing(j)
 	if len(j.uplinks) == len(j.site.lanes) {
 		j.leavePeers()
 	}
@@ -385,11 +423,9 @@ func (j *Job) end() error {
 			errs = append(errs, err)
 		}
 	}
-	j.moves.do(func(*balance.Placement) {
-		for i, bytes := range j.moves.bytes {
-			j.moves.carry(i, -bytes)
-		}
-	})
+	for i, l := range j.site.lanes {
+		l.Placed.Add(-j.placed[i].Swap(0))
+	}
 	return errors.Join(errs...)
 }
 
@@ -420,34 +456,4 @@ func (j *Job) await(ctx context.Context, holds func(lane int) bool) {
 			}
 		}
 	}
-}
-
-// placement guards a job's Placement. Any goroutine may use it.
-type placement struct {
-	mu    sync.Mutex
-	lanes []*Lane
-	at    *balance.Placement
-	bytes []int64 // by lane: of its chunks
-}
-
-func (p *placement) do(f func(*balance.Placement)) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	f(p.at)
-}
-
-// carry adds bytes to a lane's chunks. It is called under the lock.
-func (p *placement) carry(lane int, bytes int64) {
-	p.bytes[lane] += bytes
-	p.lanes[lane].Placed.Add(bytes)
-}
-
-// handOver gives a chunk to another lane. It runs on the goroutine of the lane that had the chunk.
-func (j *Job) handOver(index uint32, from, to int, a shard.Arrival) {
-	j.moves.do(func(p *balance.Placement) {
-		a.Index = p.Arrived(balance.Place{Lane: from, Index: index}, to)
-		j.moves.carry(from, -a.Bytes)
-		j.moves.carry(to, a.Bytes)
-	})
-	j.shards[to].Moves.Arrive(a)
 }

@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 
-	"github.com/rackweave/rackweave/aggregate/balance"
 	"github.com/rackweave/rackweave/aggregate/outer"
 	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/aggregate/shard"
@@ -74,14 +73,14 @@ func (j *Job) Reopen(plan *chunk.Plan, marks []Mark) (*Snapshot, error) {
 
 // Source returns the rack from which a piece is read.
 func (s *Snapshot) Source(p Piece) int {
-	_, c := s.home(p.Chunk)
+	_, c := s.find(p.Chunk)
 	rack, _ := s.locate(c, p.Array)
 	return rack
 }
 
 // Keeps reports whether a rack keeps a piece. Writing a piece to a rack that does not keep it has no effect.
 func (s *Snapshot) Keeps(rack int, p Piece) bool {
-	_, c := s.home(p.Chunk)
+	_, c := s.find(p.Chunk)
 	return s.keeps(rack, c, p.Array)
 }
 
@@ -112,14 +111,14 @@ func (s *Snapshot) apart() bool { return s.job.config.Outer != (diloco.Optimizer
 // inner returns the number of arrays of each chunk in a rack's own training.
 func (s *Snapshot) inner() int { return 1 + s.job.shards[0].Store.States }
 
-// home returns a chunk's place in the plan, and the chunk there, or nil if the place is in another aggregator.
-func (s *Snapshot) home(id int) (at balance.Place, c *store.Chunk) {
+// find returns a chunk and its lane. The chunk is nil if it is in another aggregator.
+func (s *Snapshot) find(id int) (lane int, c *store.Chunk) {
 	planned := s.plan.Chunk(id)
-	at = balance.Place{Lane: planned.Lane - s.job.firstLane, Index: uint32(planned.LaneIndex)}
-	if at.Lane >= 0 && at.Lane < len(s.job.shards) {
-		c = &s.job.shards[at.Lane].Store.Chunks[at.Index]
+	lane = planned.Lane - s.job.firstLane
+	if lane >= 0 && lane < len(s.job.shards) {
+		c = &s.job.shards[lane].Store.Chunks[planned.LaneIndex]
 	}
-	return at, c
+	return lane, c
 }
 
 // Arrays returns the number of arrays of each chunk, in all racks together.
@@ -151,7 +150,6 @@ func (s *Snapshot) busy(why string) error {
 func (s *Snapshot) visit(ctx context.Context, lane int, f func() error) error {
 	sh := s.job.shards[lane]
 	return sh.Flow.Borrow(ctx, func() error {
-		sh.Moves.Adopt()
 		switch mark, err := s.checkQuiet(sh); {
 		case err != nil:
 			return err
@@ -177,15 +175,13 @@ func (s *Snapshot) move(ctx context.Context, pieces []Piece, write bool) error {
 		own = s.job.place.Rack
 	}
 	of := make([][]int, len(s.job.shards)) // indexes of the pieces in each lane
-	places := make([]balance.Place, len(pieces))
 	for i := range pieces {
-		home, c := s.home(pieces[i].Chunk)
+		lane, c := s.find(pieces[i].Chunk)
 		if c == nil {
 			continue
 		}
 		if from, _ := s.locate(c, pieces[i].Array); from == own || write && s.keeps(own, c, pieces[i].Array) {
-			s.job.moves.do(func(p *balance.Placement) { places[i] = p.Find(home) })
-			of[places[i].Lane] = append(of[places[i].Lane], i)
+			of[lane] = append(of[lane], i)
 		}
 	}
 	for lane, mine := range of {
@@ -196,7 +192,7 @@ func (s *Snapshot) move(ctx context.Context, pieces []Piece, write bool) error {
 		err := s.visit(ctx, lane, func() error {
 			for _, i := range mine {
 				p := &pieces[i]
-				c := sh.Moves.Chunk(places[i].Index)
+				_, c := s.find(p.Chunk)
 				switch {
 				case c.Dirty && len(s.Marks) > 0:
 					return s.busy("what was pushed is not committed")
@@ -275,12 +271,10 @@ func (s *Snapshot) eachChunk(ctx context.Context, f func(*shard.Shard, *store.Ch
 	for lane, sh := range s.job.shards {
 		for from, n := 0, 1; from < n; from += countStep {
 			err := s.visit(ctx, lane, func() error {
-				n = sh.Store.Len()
+				n = len(sh.Store.Chunks)
 				for i := from; i < min(from+countStep, n); i++ {
-					if c := sh.Store.At(uint32(i)); c != nil {
-						if err := f(sh, c); err != nil {
-							return err
-						}
+					if err := f(sh, &sh.Store.Chunks[i]); err != nil {
+						return err
 					}
 				}
 				return nil
