@@ -162,27 +162,29 @@ func allocatesNothing(t *testing.T, plan *chunk.Plan, step func()) {
 
 // The test repeats this over racks that reduce among themselves.
 func TestExchangesAboveTheRackDoNotAllocate(t *testing.T) {
+	table := []chunk.Tensor{{Name: "table", Elems: 16 * 3000, DType: chunk.F32, Width: 16}}
 	for _, tc := range []struct {
 		topology hierarchy.Topology
 		mode     aggregate.Mode
 		rule     optim.Rule
 		wire     chunk.DType
 		outer    outer.Optimizer
+		sparse   []chunk.Tensor
 	}{
-		{hierarchy.Topology{Shape: hierarchy.Sharded}, aggregate.Aggregate, optim.Sum, chunk.F32, outer.Optimizer{}},
-		{hierarchy.Topology{Shape: hierarchy.Chain}, aggregate.Eager, optim.AdamTorch, chunk.BF16, outer.Optimizer{}},
-		{hierarchy.Topology{Shape: hierarchy.Pods, Pods: 2}, aggregate.Eager, optim.AdamTorch, chunk.F32, outer.Optimizer{}},
+		{hierarchy.Topology{Shape: hierarchy.Sharded}, aggregate.Aggregate, optim.Sum, chunk.F32, outer.Optimizer{}, table},
+		{hierarchy.Topology{Shape: hierarchy.Chain}, aggregate.Eager, optim.AdamTorch, chunk.BF16, outer.Optimizer{}, table},
+		{hierarchy.Topology{Shape: hierarchy.Pods, Pods: 2}, aggregate.Eager, optim.AdamTorch, chunk.F32, outer.Optimizer{}, nil},
 		{hierarchy.Topology{Shape: hierarchy.Root}, aggregate.Eager, optim.AdamTorch, chunk.BF16,
-			outer.Optimizer{Every: 2, Fragments: 2, Rule: outer.Nesterov, LR: 0.7, Momentum: 0.9}},
+			outer.Optimizer{Every: 2, Fragments: 2, Rule: outer.Nesterov, LR: 0.7, Momentum: 0.9}, nil},
 		{hierarchy.Topology{Shape: hierarchy.Chain}, aggregate.Eager, optim.AdamTorch, chunk.F32,
-			outer.Optimizer{Every: 2, Rule: outer.SGD, LR: 1, Drift: 0.1}},
+			outer.Optimizer{Every: 2, Rule: outer.SGD, LR: 1, Drift: 0.1}, nil},
 	} {
 		t.Run(tc.topology.Shape.String(), func(t *testing.T) {
 			tc.topology.Racks = 4
 			job := aggregate.JobConfig{Name: "job", Mode: tc.mode, Rule: tc.rule, Hyper: tc.rule.Defaults(), ChunkBytes: 4096,
 				Outer: tc.outer}
 			c, network := simCluster(t, 3, tc.topology, []int{2, 1, 1, 2}, racktest.Config{
-				Lanes: 2, Window: 4, Arena: true, Job: job, Tensors: tensorsOf(tc.wire, 1, 5000, 40_000),
+				Lanes: 2, Window: 4, Staging: 4, Arena: true, Job: job, Tensors: append(tensorsOf(tc.wire, 1, 5000, 40_000), tc.sparse...),
 			})
 			racks := make([]*stepper, len(c.Racks))
 			for i, r := range c.Racks {

@@ -261,7 +261,7 @@ func TestAJobWithoutCodecsTakesNoShorterGradient(t *testing.T) {
 
 // Whatever a message says, its chunk is looked up before it is read.
 func TestACodedGradientOfNoChunkFailsTheJob(t *testing.T) {
-	for _, index := range []uint32{3, chunk.MovedBit, chunk.IndexMask} {
+	for _, index := range []uint32{3, chunk.MaxLaneChunks, chunk.IndexMask} {
 		r := newCodedRack(t, "", aggregate.JobConfig{Mode: aggregate.Aggregate, Hyper: optim.Sum.Defaults(), Compress: pair(t, "int8", true)})
 		r.send(0, chunk.OpPush, index, payload(t, "int8", codedElems))
 		if f := r.Job.Failure(); f == nil || f.Rank != 0 || !strings.Contains(f.Err.Error(), "of lane 0, which has 3") {
@@ -540,7 +540,7 @@ func TestWhatIsKeptForAnswersIsCharged(t *testing.T) {
 			c.Compress = pair(t, text, true)
 			r := threadedRack(t, verbs.ProviderSHM, 1, racktest.Config{Lanes: 1, Job: c, Tensors: tensorsOf(chunk.F32, 1<<20)})
 			c.ChunkBytes = r.Config.Job.ChunkBytes
-			return r.Engine.TensorsNeed(c, []uint64{1 << 20}).Bytes, int64(r.Job.Memory().Parameters)
+			return r.Engine.TensorsNeed(c, tensorsOf(chunk.F32, 1<<20)).Bytes, int64(r.Job.Memory().Parameters)
 		}
 		raw, rawHeld := need("int8/none")
 		coded, codedHeld := need("int8/int8")

@@ -131,7 +131,7 @@ func TestAPartIsChargedForTheWholePlan(t *testing.T) {
 	defer e.Close()
 	need := func(parts int) int64 {
 		job.Part.Of = parts
-		return e.TensorsNeed(job, []uint64{elems}).Bytes
+		return e.TensorsNeed(job, tensorsOf(chunk.F32, elems)).Bytes
 	}
 	whole, part := need(1), need(1024)
 	if least := int64(elems / (chunkBytes / 4) * 64); part < least || part > whole/8 {
@@ -139,7 +139,34 @@ func TestAPartIsChargedForTheWholePlan(t *testing.T) {
 	}
 }
 
-// A rack's aggregator is charged for the others' memory: 21 sums of 3 MiB, and for each other rack 7 slots of 2 MiB in a lane.
+// A part may get up to twice its even share of a tensor that is placed by its touches.
+func TestAPartIsChargedForTheMostThatTouchesGiveIt(t *testing.T) {
+	_, open := simNetwork(t, 1)
+	e, err := aggregate.Start(aggregate.Config{
+		Lanes: []aggregate.LaneConfig{{Device: open("aggregator"), CPU: -1, Node: -1}}, Window: 4, MaxConns: 2, Manual: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	job := aggregate.JobConfig{Name: "job", Mode: aggregate.Aggregate, ChunkBytes: 4096, Hyper: optim.Sum.Defaults()}
+	need := func(parts int, touches []float32) int64 {
+		job.Part.Of = parts
+		table := chunk.Tensor{Name: "t", Elems: 64 << 20, DType: chunk.F32, Width: 64, Touches: touches}
+		return e.TensorsNeed(job, []chunk.Tensor{table}).Bytes
+	}
+	touches := make([]float32, 64<<10)
+	if whole := need(1, touches); whole != need(1, nil) {
+		t.Errorf("the whole needs %d bytes, and %d without touches", whole, need(1, nil))
+	}
+	even, most := need(4, nil), need(4, touches)
+	if most < even*3/2 || most > even*2 {
+		t.Errorf("a part needs %d bytes, and %d without touches: want nearly twice as many", most, even)
+	}
+}
+
+// A rack's aggregator is charged for the others' memory: 21 sums and 3 blocks of rows, of 3 MiB each, and
+// for each other rack 7 slots for sums and 3 for rows, of 2 MiB each in a lane.
 func TestARackIsChargedForTheOthers(t *testing.T) {
 	const chunkBytes, lanes, others = 1 << 20, 2, 2
 	_, open := simNetwork(t, 1)
@@ -155,8 +182,9 @@ func TestARackIsChargedForTheOthers(t *testing.T) {
 	alone := e.JobNeed(c)
 	c.Place = &aggregate.Place{Topology: hierarchy.Topology{Racks: 1 + others}}
 	among := e.JobNeed(c)
-	if least := int64(lanes * (21*3 + others*7*2) << 20); among.Bytes-alone.Bytes < least || among.Bytes-alone.Bytes > least+8<<20 {
-		t.Errorf("%d bytes for the other racks, want %d and little more", among.Bytes-alone.Bytes, least)
+	least, got := int64(lanes*(21*3+others*7*2)<<20), among.Bytes-alone.Bytes
+	if got < least || got > least+8<<20 {
+		t.Errorf("%d bytes for the other racks, want %d and little more", got, least)
 	}
 	if n := among.Regions - alone.Regions; n != lanes*(1+others) {
 		t.Errorf("%d regions for the other racks, want %d", n, lanes*(1+others))
