@@ -2,7 +2,6 @@ package aggregate_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -59,15 +58,6 @@ var commands = []struct {
 			}
 		}
 		_, _, err := r.Job.Trace(ctx, 0)
-		return err
-	}},
-	{"moving chunks", func(ctx context.Context, r *racktest.Rack) error {
-		if n, err := r.Job.Move(0, 1, r.Plan.NumChunks()); err != nil {
-			return err
-		} else if n == 0 {
-			return errors.New("no chunk moves")
-		}
-		_, _, err := r.Job.Awaited(ctx) // runs after the commands that Move queues
 		return err
 	}},
 }

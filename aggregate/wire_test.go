@@ -20,11 +20,11 @@ func TestCAndGoAgreeOnWhatTravels(t *testing.T) {
 	if worker.Ops != want {
 		t.Errorf("the operations are %v in C, %v in Go", worker.Ops, want)
 	}
-	if got, want := worker.Notices, [...]int{chunk.NoticeNACK, chunk.NoticeRequest, chunk.NoticeMove}; got != want {
-		t.Errorf("NACK, request and move are %v in C, %v in Go", got, want)
+	if got, want := worker.Notices, [...]int{chunk.NoticeNACK, chunk.NoticeRequest}; got != want {
+		t.Errorf("NACK and request are %v in C, %v in Go", got, want)
 	}
-	if worker.Guest != chunk.MovedBit {
-		t.Errorf("a moved chunk has bit %#x in C, %#x in Go", worker.Guest, chunk.MovedBit)
+	if worker.MaxLaneChunks != chunk.MaxLaneChunks {
+		t.Errorf("a lane has at most %d chunks in C, %d in Go", worker.MaxLaneChunks, chunk.MaxLaneChunks)
 	}
 	for window, fits := range map[int]bool{worker.MaxWindow: true, worker.MaxWindow + 1: false} {
 		if _, err := lane.QueueDepths(window, 1, 1<<20, 1<<20); (err == nil) != fits {
