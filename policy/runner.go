@@ -3,22 +3,17 @@ package policy
 import (
 	"errors"
 	"fmt"
-	"math/bits"
 )
 
 // ErrEvent is wrapped by the error of an impossible event.
 var ErrEvent = errors.New("impossible event")
 
-// StalenessBuckets is the number of sizes of τ that are told apart: 0, 1, 2-3, 4-7, …, the last without end.
-const StalenessBuckets = 16
-
 // Stats holds statistics of a worker's steps.
 type Stats struct {
-	Pushed    uint64
-	Dropped   uint64
-	HeldNS    int64
-	Staleness [StalenessBuckets]uint64 // pushes by staleness
-	TauSum    uint64                   // over all pushes
+	Pushed  uint64
+	Dropped uint64
+	HeldNS  int64
+	TauSum  uint64 // of the staleness, over all pushes
 }
 
 // MeanTau is the mean staleness of the pushes.
@@ -130,7 +125,6 @@ func (r *Runner) On(e Event, to []Act) ([]Act, error) {
 		s := &r.stats[e.W]
 		s.Pushed++
 		s.TauSum += e.Tau
-		s.Staleness[min(bits.Len64(e.Tau), StalenessBuckets-1)]++
 		r.floor[e.W] = Unbounded
 	case Join:
 		r.floor[e.W], r.heldAt[e.W], r.allowed[e.W] = Unbounded, r.now, 0

@@ -312,6 +312,7 @@ func (m *member) register(payload []byte) ([]any, error) {
 		}
 		req.Tensors = append(req.Tensors, &api.Tensor{
 			Name: text(t.Name[:]), Shape: t.Shape[:t.NDim], Dtype: wireTypes[t.WireType], LrMult: &t.LRMult, WdMult: &t.WDMult,
+			Sparse: t.Rows > 0, Standard: t.Rows == 2,
 		})
 	}
 	ctx, cancel, ms := membership.Bound(m.p.ctx, waits(r.TimeoutMS))

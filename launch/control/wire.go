@@ -107,6 +107,7 @@ type tensor struct {
 	Name           [128]byte
 	Shape          [8]uint64
 	NDim, WireType uint32
+	Rows, _        uint32 // as in enum rw_rows
 	LRMult, WDMult float64
 }
 

@@ -95,7 +95,7 @@ func (x TraceEvent_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TraceEvent_Kind.Descriptor instead.
 func (TraceEvent_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{42, 0}
+	return file_job_proto_rawDescGZIP(), []int{41, 0}
 }
 
 type JoinRequest struct {
@@ -108,7 +108,7 @@ type JoinRequest struct {
 	Mode string `protobuf:"bytes,5,opt,name=mode,proto3" json:"mode,omitempty"`
 	// An update rule, such as sgd_torch; none in mode aggregate.
 	Optimizer string `protobuf:"bytes,6,opt,name=optimizer,proto3" json:"optimizer,omitempty"`
-	// Overrides the rule's defaults: lr, wd, scale, clip, momentum, dampening, beta1, beta2, eps, alpha.
+	// Overrides the rule's defaults: lr, wd, scale, clip, momentum, dampening, beta1, beta2, eps, alpha, lambda1, beta.
 	Hyper map[string]float64 `protobuf:"bytes,7,rep,name=hyper,proto3" json:"hyper,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
 	// 0: the server's default.
 	ChunkBytes uint32 `protobuf:"varint,8,opt,name=chunk_bytes,json=chunkBytes,proto3" json:"chunk_bytes,omitempty"`
@@ -344,7 +344,7 @@ type JoinResponse struct {
 	RecvDepth uint32 `protobuf:"varint,9,opt,name=recv_depth,json=recvDepth,proto3" json:"recv_depth,omitempty"`
 	// The aggregator reads payloads where the worker holds them.
 	ByReference bool `protobuf:"varint,10,opt,name=by_reference,json=byReference,proto3" json:"by_reference,omitempty"`
-	// As in a control record: lr, wd, scale, clip, momentum or beta1, beta2 or alpha, eps, dampening.
+	// As in a control record: lr, wd, scale, clip, momentum or beta1, beta2, alpha or lambda1, eps or beta, dampening.
 	Record []float32 `protobuf:"fixed32,11,rep,packed,name=record,proto3" json:"record,omitempty"`
 	// Workers send hyper-parameters with every tensor.
 	LiveHyper bool `protobuf:"varint,12,opt,name=live_hyper,json=liveHyper,proto3" json:"live_hyper,omitempty"`
@@ -1501,84 +1501,6 @@ func (x *RegisterRequest) GetTimeoutMs() uint32 {
 	return 0
 }
 
-type Tensor struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Shape []uint64               `protobuf:"varint,2,rep,packed,name=shape,proto3" json:"shape,omitempty"`
-	// The type on the wire: f32, bf16 or f16.
-	Dtype string `protobuf:"bytes,3,opt,name=dtype,proto3" json:"dtype,omitempty"`
-	// Absent: 1.
-	LrMult        *float64 `protobuf:"fixed64,4,opt,name=lr_mult,json=lrMult,proto3,oneof" json:"lr_mult,omitempty"`
-	WdMult        *float64 `protobuf:"fixed64,5,opt,name=wd_mult,json=wdMult,proto3,oneof" json:"wd_mult,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Tensor) Reset() {
-	*x = Tensor{}
-	mi := &file_job_proto_msgTypes[17]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Tensor) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Tensor) ProtoMessage() {}
-
-func (x *Tensor) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[17]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Tensor.ProtoReflect.Descriptor instead.
-func (*Tensor) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{17}
-}
-
-func (x *Tensor) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *Tensor) GetShape() []uint64 {
-	if x != nil {
-		return x.Shape
-	}
-	return nil
-}
-
-func (x *Tensor) GetDtype() string {
-	if x != nil {
-		return x.Dtype
-	}
-	return ""
-}
-
-func (x *Tensor) GetLrMult() float64 {
-	if x != nil && x.LrMult != nil {
-		return *x.LrMult
-	}
-	return 0
-}
-
-func (x *Tensor) GetWdMult() float64 {
-	if x != nil && x.WdMult != nil {
-		return *x.WdMult
-	}
-	return 0
-}
-
 type RegisterResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The plan's digest; the worker's own plan must have the same.
@@ -1591,7 +1513,7 @@ type RegisterResponse struct {
 
 func (x *RegisterResponse) Reset() {
 	*x = RegisterResponse{}
-	mi := &file_job_proto_msgTypes[18]
+	mi := &file_job_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1603,7 +1525,7 @@ func (x *RegisterResponse) String() string {
 func (*RegisterResponse) ProtoMessage() {}
 
 func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[18]
+	mi := &file_job_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1616,7 +1538,7 @@ func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterResponse.ProtoReflect.Descriptor instead.
 func (*RegisterResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{18}
+	return file_job_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RegisterResponse) GetPlanHash() []byte {
@@ -1643,7 +1565,7 @@ type BarrierRequest struct {
 
 func (x *BarrierRequest) Reset() {
 	*x = BarrierRequest{}
-	mi := &file_job_proto_msgTypes[19]
+	mi := &file_job_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1655,7 +1577,7 @@ func (x *BarrierRequest) String() string {
 func (*BarrierRequest) ProtoMessage() {}
 
 func (x *BarrierRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[19]
+	mi := &file_job_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1668,7 +1590,7 @@ func (x *BarrierRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BarrierRequest.ProtoReflect.Descriptor instead.
 func (*BarrierRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{19}
+	return file_job_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *BarrierRequest) GetName() string {
@@ -1695,7 +1617,7 @@ type BarrierResponse struct {
 
 func (x *BarrierResponse) Reset() {
 	*x = BarrierResponse{}
-	mi := &file_job_proto_msgTypes[20]
+	mi := &file_job_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1707,7 +1629,7 @@ func (x *BarrierResponse) String() string {
 func (*BarrierResponse) ProtoMessage() {}
 
 func (x *BarrierResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[20]
+	mi := &file_job_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1720,7 +1642,7 @@ func (x *BarrierResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BarrierResponse.ProtoReflect.Descriptor instead.
 func (*BarrierResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{20}
+	return file_job_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *BarrierResponse) GetRestoredStep() uint32 {
@@ -1742,7 +1664,7 @@ type LeaveRequest struct {
 
 func (x *LeaveRequest) Reset() {
 	*x = LeaveRequest{}
-	mi := &file_job_proto_msgTypes[21]
+	mi := &file_job_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1754,7 +1676,7 @@ func (x *LeaveRequest) String() string {
 func (*LeaveRequest) ProtoMessage() {}
 
 func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[21]
+	mi := &file_job_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1767,7 +1689,7 @@ func (x *LeaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveRequest.ProtoReflect.Descriptor instead.
 func (*LeaveRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{21}
+	return file_job_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *LeaveRequest) GetFailure() string {
@@ -1792,7 +1714,7 @@ type LeaveResponse struct {
 
 func (x *LeaveResponse) Reset() {
 	*x = LeaveResponse{}
-	mi := &file_job_proto_msgTypes[22]
+	mi := &file_job_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1804,7 +1726,7 @@ func (x *LeaveResponse) String() string {
 func (*LeaveResponse) ProtoMessage() {}
 
 func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[22]
+	mi := &file_job_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1817,7 +1739,7 @@ func (x *LeaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaveResponse.ProtoReflect.Descriptor instead.
 func (*LeaveResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{22}
+	return file_job_proto_rawDescGZIP(), []int{21}
 }
 
 type StatusRequest struct {
@@ -1828,7 +1750,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_job_proto_msgTypes[23]
+	mi := &file_job_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1840,7 +1762,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[23]
+	mi := &file_job_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1853,7 +1775,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{23}
+	return file_job_proto_rawDescGZIP(), []int{22}
 }
 
 type StatusResponse struct {
@@ -1871,7 +1793,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_job_proto_msgTypes[24]
+	mi := &file_job_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1883,7 +1805,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[24]
+	mi := &file_job_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1896,7 +1818,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{24}
+	return file_job_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StatusResponse) GetVersion() string {
@@ -1960,7 +1882,7 @@ type Membership struct {
 
 func (x *Membership) Reset() {
 	*x = Membership{}
-	mi := &file_job_proto_msgTypes[25]
+	mi := &file_job_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1972,7 +1894,7 @@ func (x *Membership) String() string {
 func (*Membership) ProtoMessage() {}
 
 func (x *Membership) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[25]
+	mi := &file_job_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1985,7 +1907,7 @@ func (x *Membership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Membership.ProtoReflect.Descriptor instead.
 func (*Membership) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{25}
+	return file_job_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Membership) GetEpoch() int64 {
@@ -2048,7 +1970,7 @@ type RackHolder struct {
 
 func (x *RackHolder) Reset() {
 	*x = RackHolder{}
-	mi := &file_job_proto_msgTypes[26]
+	mi := &file_job_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2060,7 +1982,7 @@ func (x *RackHolder) String() string {
 func (*RackHolder) ProtoMessage() {}
 
 func (x *RackHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[26]
+	mi := &file_job_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2073,7 +1995,7 @@ func (x *RackHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackHolder.ProtoReflect.Descriptor instead.
 func (*RackHolder) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{26}
+	return file_job_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RackHolder) GetName() string {
@@ -2130,7 +2052,7 @@ type EngineStatus struct {
 
 func (x *EngineStatus) Reset() {
 	*x = EngineStatus{}
-	mi := &file_job_proto_msgTypes[27]
+	mi := &file_job_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2142,7 +2064,7 @@ func (x *EngineStatus) String() string {
 func (*EngineStatus) ProtoMessage() {}
 
 func (x *EngineStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[27]
+	mi := &file_job_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2155,7 +2077,7 @@ func (x *EngineStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineStatus.ProtoReflect.Descriptor instead.
 func (*EngineStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{27}
+	return file_job_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *EngineStatus) GetProvider() string {
@@ -2199,7 +2121,7 @@ type NicStatus struct {
 
 func (x *NicStatus) Reset() {
 	*x = NicStatus{}
-	mi := &file_job_proto_msgTypes[28]
+	mi := &file_job_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2211,7 +2133,7 @@ func (x *NicStatus) String() string {
 func (*NicStatus) ProtoMessage() {}
 
 func (x *NicStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[28]
+	mi := &file_job_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2224,7 +2146,7 @@ func (x *NicStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicStatus.ProtoReflect.Descriptor instead.
 func (*NicStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{28}
+	return file_job_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *NicStatus) GetDevice() string {
@@ -2279,7 +2201,7 @@ type LaneStatus struct {
 
 func (x *LaneStatus) Reset() {
 	*x = LaneStatus{}
-	mi := &file_job_proto_msgTypes[29]
+	mi := &file_job_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2291,7 +2213,7 @@ func (x *LaneStatus) String() string {
 func (*LaneStatus) ProtoMessage() {}
 
 func (x *LaneStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[29]
+	mi := &file_job_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2304,7 +2226,7 @@ func (x *LaneStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneStatus.ProtoReflect.Descriptor instead.
 func (*LaneStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{29}
+	return file_job_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LaneStatus) GetDevice() string {
@@ -2445,14 +2367,15 @@ type JobStatus struct {
 	// The decision that not all have accepted yet; empty: none.
 	PendingDecision string `protobuf:"bytes,33,opt,name=pending_decision,json=pendingDecision,proto3" json:"pending_decision,omitempty"`
 	// Where racks train on their own and their meetings follow the drift, and in mode stream; none before the first.
-	Drift         *Drift `protobuf:"bytes,34,opt,name=drift,proto3" json:"drift,omitempty"`
+	Drift         *Drift          `protobuf:"bytes,34,opt,name=drift,proto3" json:"drift,omitempty"`
+	Sparse        []*SparseStatus `protobuf:"bytes,35,rep,name=sparse,proto3" json:"sparse,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobStatus) Reset() {
 	*x = JobStatus{}
-	mi := &file_job_proto_msgTypes[30]
+	mi := &file_job_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2464,7 +2387,7 @@ func (x *JobStatus) String() string {
 func (*JobStatus) ProtoMessage() {}
 
 func (x *JobStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[30]
+	mi := &file_job_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2477,7 +2400,7 @@ func (x *JobStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobStatus.ProtoReflect.Descriptor instead.
 func (*JobStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{30}
+	return file_job_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *JobStatus) GetName() string {
@@ -2697,6 +2620,13 @@ func (x *JobStatus) GetDrift() *Drift {
 	return nil
 }
 
+func (x *JobStatus) GetSparse() []*SparseStatus {
+	if x != nil {
+		return x.Sparse
+	}
+	return nil
+}
+
 type Drift struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Root of the mean over the workers of the squared distance between their rack's parameters, or in mode stream their own of a
@@ -2714,7 +2644,7 @@ type Drift struct {
 
 func (x *Drift) Reset() {
 	*x = Drift{}
-	mi := &file_job_proto_msgTypes[31]
+	mi := &file_job_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2726,7 +2656,7 @@ func (x *Drift) String() string {
 func (*Drift) ProtoMessage() {}
 
 func (x *Drift) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[31]
+	mi := &file_job_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2739,7 +2669,7 @@ func (x *Drift) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drift.ProtoReflect.Descriptor instead.
 func (*Drift) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{31}
+	return file_job_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Drift) GetDrift() float64 {
@@ -2799,7 +2729,7 @@ type RackStatus struct {
 
 func (x *RackStatus) Reset() {
 	*x = RackStatus{}
-	mi := &file_job_proto_msgTypes[32]
+	mi := &file_job_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2811,7 +2741,7 @@ func (x *RackStatus) String() string {
 func (*RackStatus) ProtoMessage() {}
 
 func (x *RackStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[32]
+	mi := &file_job_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2824,7 +2754,7 @@ func (x *RackStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackStatus.ProtoReflect.Descriptor instead.
 func (*RackStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{32}
+	return file_job_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RackStatus) GetName() string {
@@ -2903,7 +2833,7 @@ type Resource struct {
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_job_proto_msgTypes[33]
+	mi := &file_job_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2915,7 +2845,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[33]
+	mi := &file_job_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2928,7 +2858,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{33}
+	return file_job_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Resource) GetName() string {
@@ -2998,7 +2928,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_job_proto_msgTypes[34]
+	mi := &file_job_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3010,7 +2940,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[34]
+	mi := &file_job_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3023,7 +2953,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{34}
+	return file_job_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WorkerStatus) GetRank() uint32 {
@@ -3177,7 +3107,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_job_proto_msgTypes[35]
+	mi := &file_job_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3189,7 +3119,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[35]
+	mi := &file_job_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3202,7 +3132,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{35}
+	return file_job_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SetPolicyRequest) GetJob() string {
@@ -3229,7 +3159,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3241,7 +3171,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[36]
+	mi := &file_job_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3254,7 +3184,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{36}
+	return file_job_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetPolicyResponse) GetWas() string {
@@ -3274,7 +3204,7 @@ type ReportLossRequest struct {
 
 func (x *ReportLossRequest) Reset() {
 	*x = ReportLossRequest{}
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3286,7 +3216,7 @@ func (x *ReportLossRequest) String() string {
 func (*ReportLossRequest) ProtoMessage() {}
 
 func (x *ReportLossRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3299,7 +3229,7 @@ func (x *ReportLossRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLossRequest.ProtoReflect.Descriptor instead.
 func (*ReportLossRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{37}
+	return file_job_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ReportLossRequest) GetLoss() float64 {
@@ -3317,7 +3247,7 @@ type ReportLossResponse struct {
 
 func (x *ReportLossResponse) Reset() {
 	*x = ReportLossResponse{}
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3329,7 +3259,7 @@ func (x *ReportLossResponse) String() string {
 func (*ReportLossResponse) ProtoMessage() {}
 
 func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3342,7 +3272,7 @@ func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLossResponse.ProtoReflect.Descriptor instead.
 func (*ReportLossResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{38}
+	return file_job_proto_rawDescGZIP(), []int{37}
 }
 
 type TraceRequest struct {
@@ -3358,7 +3288,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3370,7 +3300,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3383,7 +3313,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{39}
+	return file_job_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *TraceRequest) GetJob() string {
@@ -3424,7 +3354,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3436,7 +3366,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3449,7 +3379,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{40}
+	return file_job_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *TraceResponse) GetMode() string {
@@ -3506,7 +3436,7 @@ type LaneTrace struct {
 
 func (x *LaneTrace) Reset() {
 	*x = LaneTrace{}
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3518,7 +3448,7 @@ func (x *LaneTrace) String() string {
 func (*LaneTrace) ProtoMessage() {}
 
 func (x *LaneTrace) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3531,7 +3461,7 @@ func (x *LaneTrace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneTrace.ProtoReflect.Descriptor instead.
 func (*LaneTrace) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{41}
+	return file_job_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *LaneTrace) GetTensors() []uint32 {
@@ -3571,7 +3501,7 @@ type TraceEvent struct {
 
 func (x *TraceEvent) Reset() {
 	*x = TraceEvent{}
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3583,7 +3513,7 @@ func (x *TraceEvent) String() string {
 func (*TraceEvent) ProtoMessage() {}
 
 func (x *TraceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3596,7 +3526,7 @@ func (x *TraceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEvent.ProtoReflect.Descriptor instead.
 func (*TraceEvent) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{42}
+	return file_job_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *TraceEvent) GetKind() TraceEvent_Kind {
@@ -3672,7 +3602,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3684,7 +3614,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3697,7 +3627,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{43}
+	return file_job_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DrainRequest) GetTimeoutMs() uint32 {
@@ -3716,7 +3646,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_job_proto_msgTypes[44]
+	mi := &file_job_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3728,7 +3658,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[44]
+	mi := &file_job_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3741,7 +3671,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{44}
+	return file_job_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DrainResponse) GetJobs() uint32 {
@@ -3884,17 +3814,7 @@ const file_job_proto_rawDesc = "" +
 	"\x0fRegisterRequest\x12.\n" +
 	"\atensors\x18\x02 \x03(\v2\x14.rackweave.v1.TensorR\atensors\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"\x9c\x01\n" +
-	"\x06Tensor\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05shape\x18\x02 \x03(\x04R\x05shape\x12\x14\n" +
-	"\x05dtype\x18\x03 \x01(\tR\x05dtype\x12\x1c\n" +
-	"\alr_mult\x18\x04 \x01(\x01H\x00R\x06lrMult\x88\x01\x01\x12\x1c\n" +
-	"\awd_mult\x18\x05 \x01(\x01H\x01R\x06wdMult\x88\x01\x01B\n" +
-	"\n" +
-	"\b_lr_multB\n" +
-	"\n" +
-	"\b_wd_mult\"P\n" +
+	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"P\n" +
 	"\x10RegisterResponse\x12\x1b\n" +
 	"\tplan_hash\x18\x01 \x01(\fR\bplanHash\x12\x1f\n" +
 	"\vchunk_lanes\x18\x02 \x03(\rR\n" +
@@ -3965,7 +3885,7 @@ const file_job_proto_rawDesc = "" +
 	" \x01(\x04R\tfoldsOpen\x12\x16\n" +
 	"\x06sleeps\x18\v \x01(\x04R\x06sleeps\x12\x18\n" +
 	"\adropped\x18\f \x01(\x04R\adropped\x12\x1c\n" +
-	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\x82\b\n" +
+	"\tfailovers\x18\r \x01(\x04R\tfailovers\"\xb6\b\n" +
 	"\tJobStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x12\n" +
@@ -4004,7 +3924,8 @@ const file_job_proto_rawDesc = "" +
 	"\bcompress\x18\x1f \x01(\tR\bcompress\x12\x1c\n" +
 	"\tdecisions\x18  \x03(\tR\tdecisions\x12)\n" +
 	"\x10pending_decision\x18! \x01(\tR\x0fpendingDecision\x12)\n" +
-	"\x05drift\x18\" \x01(\v2\x13.rackweave.v1.DriftR\x05drift\"\xac\x01\n" +
+	"\x05drift\x18\" \x01(\v2\x13.rackweave.v1.DriftR\x05drift\x122\n" +
+	"\x06sparse\x18# \x03(\v2\x1a.rackweave.v1.SparseStatusR\x06sparse\"\xac\x01\n" +
 	"\x05Drift\x12\x14\n" +
 	"\x05drift\x18\x01 \x01(\x01R\x05drift\x12\x1c\n" +
 	"\tthreshold\x18\x02 \x01(\x01R\tthreshold\x12%\n" +
@@ -4139,7 +4060,7 @@ func file_job_proto_rawDescGZIP() []byte {
 }
 
 var file_job_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_job_proto_goTypes = []any{
 	(TraceEvent_Kind)(0),          // 0: rackweave.v1.TraceEvent.Kind
 	(*JoinRequest)(nil),           // 1: rackweave.v1.JoinRequest
@@ -4159,136 +4080,138 @@ var file_job_proto_goTypes = []any{
 	(*Region)(nil),                // 15: rackweave.v1.Region
 	(*ResumeResponse)(nil),        // 16: rackweave.v1.ResumeResponse
 	(*RegisterRequest)(nil),       // 17: rackweave.v1.RegisterRequest
-	(*Tensor)(nil),                // 18: rackweave.v1.Tensor
-	(*RegisterResponse)(nil),      // 19: rackweave.v1.RegisterResponse
-	(*BarrierRequest)(nil),        // 20: rackweave.v1.BarrierRequest
-	(*BarrierResponse)(nil),       // 21: rackweave.v1.BarrierResponse
-	(*LeaveRequest)(nil),          // 22: rackweave.v1.LeaveRequest
-	(*LeaveResponse)(nil),         // 23: rackweave.v1.LeaveResponse
-	(*StatusRequest)(nil),         // 24: rackweave.v1.StatusRequest
-	(*StatusResponse)(nil),        // 25: rackweave.v1.StatusResponse
-	(*Membership)(nil),            // 26: rackweave.v1.Membership
-	(*RackHolder)(nil),            // 27: rackweave.v1.RackHolder
-	(*EngineStatus)(nil),          // 28: rackweave.v1.EngineStatus
-	(*NicStatus)(nil),             // 29: rackweave.v1.NicStatus
-	(*LaneStatus)(nil),            // 30: rackweave.v1.LaneStatus
-	(*JobStatus)(nil),             // 31: rackweave.v1.JobStatus
-	(*Drift)(nil),                 // 32: rackweave.v1.Drift
-	(*RackStatus)(nil),            // 33: rackweave.v1.RackStatus
-	(*Resource)(nil),              // 34: rackweave.v1.Resource
-	(*WorkerStatus)(nil),          // 35: rackweave.v1.WorkerStatus
-	(*SetPolicyRequest)(nil),      // 36: rackweave.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),     // 37: rackweave.v1.SetPolicyResponse
-	(*ReportLossRequest)(nil),     // 38: rackweave.v1.ReportLossRequest
-	(*ReportLossResponse)(nil),    // 39: rackweave.v1.ReportLossResponse
-	(*TraceRequest)(nil),          // 40: rackweave.v1.TraceRequest
-	(*TraceResponse)(nil),         // 41: rackweave.v1.TraceResponse
-	(*LaneTrace)(nil),             // 42: rackweave.v1.LaneTrace
-	(*TraceEvent)(nil),            // 43: rackweave.v1.TraceEvent
-	(*DrainRequest)(nil),          // 44: rackweave.v1.DrainRequest
-	(*DrainResponse)(nil),         // 45: rackweave.v1.DrainResponse
-	nil,                           // 46: rackweave.v1.JoinRequest.HyperEntry
-	(*Codec)(nil),                 // 47: rackweave.v1.Codec
-	(*Codecs)(nil),                // 48: rackweave.v1.Codecs
-	(*Coding)(nil),                // 49: rackweave.v1.Coding
-	(*SaveRequest)(nil),           // 50: rackweave.v1.SaveRequest
-	(*WriteManifestRequest)(nil),  // 51: rackweave.v1.WriteManifestRequest
-	(*ReadManifestRequest)(nil),   // 52: rackweave.v1.ReadManifestRequest
-	(*RestoreRequest)(nil),        // 53: rackweave.v1.RestoreRequest
-	(*ReadStateRequest)(nil),      // 54: rackweave.v1.ReadStateRequest
-	(*WriteStateRequest)(nil),     // 55: rackweave.v1.WriteStateRequest
-	(*AcceptCodecsRequest)(nil),   // 56: rackweave.v1.AcceptCodecsRequest
-	(*SetCodecRequest)(nil),       // 57: rackweave.v1.SetCodecRequest
-	(*LinksRequest)(nil),          // 58: rackweave.v1.LinksRequest
-	(*SaveResponse)(nil),          // 59: rackweave.v1.SaveResponse
-	(*WriteManifestResponse)(nil), // 60: rackweave.v1.WriteManifestResponse
-	(*ReadManifestResponse)(nil),  // 61: rackweave.v1.ReadManifestResponse
-	(*RestoreResponse)(nil),       // 62: rackweave.v1.RestoreResponse
-	(*ReadStateResponse)(nil),     // 63: rackweave.v1.ReadStateResponse
-	(*WriteStateResponse)(nil),    // 64: rackweave.v1.WriteStateResponse
-	(*AcceptCodecsResponse)(nil),  // 65: rackweave.v1.AcceptCodecsResponse
-	(*SetCodecResponse)(nil),      // 66: rackweave.v1.SetCodecResponse
-	(*LinksResponse)(nil),         // 67: rackweave.v1.LinksResponse
+	(*RegisterResponse)(nil),      // 18: rackweave.v1.RegisterResponse
+	(*BarrierRequest)(nil),        // 19: rackweave.v1.BarrierRequest
+	(*BarrierResponse)(nil),       // 20: rackweave.v1.BarrierResponse
+	(*LeaveRequest)(nil),          // 21: rackweave.v1.LeaveRequest
+	(*LeaveResponse)(nil),         // 22: rackweave.v1.LeaveResponse
+	(*StatusRequest)(nil),         // 23: rackweave.v1.StatusRequest
+	(*StatusResponse)(nil),        // 24: rackweave.v1.StatusResponse
+	(*Membership)(nil),            // 25: rackweave.v1.Membership
+	(*RackHolder)(nil),            // 26: rackweave.v1.RackHolder
+	(*EngineStatus)(nil),          // 27: rackweave.v1.EngineStatus
+	(*NicStatus)(nil),             // 28: rackweave.v1.NicStatus
+	(*LaneStatus)(nil),            // 29: rackweave.v1.LaneStatus
+	(*JobStatus)(nil),             // 30: rackweave.v1.JobStatus
+	(*Drift)(nil),                 // 31: rackweave.v1.Drift
+	(*RackStatus)(nil),            // 32: rackweave.v1.RackStatus
+	(*Resource)(nil),              // 33: rackweave.v1.Resource
+	(*WorkerStatus)(nil),          // 34: rackweave.v1.WorkerStatus
+	(*SetPolicyRequest)(nil),      // 35: rackweave.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),     // 36: rackweave.v1.SetPolicyResponse
+	(*ReportLossRequest)(nil),     // 37: rackweave.v1.ReportLossRequest
+	(*ReportLossResponse)(nil),    // 38: rackweave.v1.ReportLossResponse
+	(*TraceRequest)(nil),          // 39: rackweave.v1.TraceRequest
+	(*TraceResponse)(nil),         // 40: rackweave.v1.TraceResponse
+	(*LaneTrace)(nil),             // 41: rackweave.v1.LaneTrace
+	(*TraceEvent)(nil),            // 42: rackweave.v1.TraceEvent
+	(*DrainRequest)(nil),          // 43: rackweave.v1.DrainRequest
+	(*DrainResponse)(nil),         // 44: rackweave.v1.DrainResponse
+	nil,                           // 45: rackweave.v1.JoinRequest.HyperEntry
+	(*Codec)(nil),                 // 46: rackweave.v1.Codec
+	(*Codecs)(nil),                // 47: rackweave.v1.Codecs
+	(*Tensor)(nil),                // 48: rackweave.v1.Tensor
+	(*SparseStatus)(nil),          // 49: rackweave.v1.SparseStatus
+	(*Coding)(nil),                // 50: rackweave.v1.Coding
+	(*SaveRequest)(nil),           // 51: rackweave.v1.SaveRequest
+	(*WriteManifestRequest)(nil),  // 52: rackweave.v1.WriteManifestRequest
+	(*ReadManifestRequest)(nil),   // 53: rackweave.v1.ReadManifestRequest
+	(*RestoreRequest)(nil),        // 54: rackweave.v1.RestoreRequest
+	(*ReadStateRequest)(nil),      // 55: rackweave.v1.ReadStateRequest
+	(*WriteStateRequest)(nil),     // 56: rackweave.v1.WriteStateRequest
+	(*AcceptCodecsRequest)(nil),   // 57: rackweave.v1.AcceptCodecsRequest
+	(*SetCodecRequest)(nil),       // 58: rackweave.v1.SetCodecRequest
+	(*LinksRequest)(nil),          // 59: rackweave.v1.LinksRequest
+	(*SaveResponse)(nil),          // 60: rackweave.v1.SaveResponse
+	(*WriteManifestResponse)(nil), // 61: rackweave.v1.WriteManifestResponse
+	(*ReadManifestResponse)(nil),  // 62: rackweave.v1.ReadManifestResponse
+	(*RestoreResponse)(nil),       // 63: rackweave.v1.RestoreResponse
+	(*ReadStateResponse)(nil),     // 64: rackweave.v1.ReadStateResponse
+	(*WriteStateResponse)(nil),    // 65: rackweave.v1.WriteStateResponse
+	(*AcceptCodecsResponse)(nil),  // 66: rackweave.v1.AcceptCodecsResponse
+	(*SetCodecResponse)(nil),      // 67: rackweave.v1.SetCodecResponse
+	(*LinksResponse)(nil),         // 68: rackweave.v1.LinksResponse
 }
 var file_job_proto_depIdxs = []int32{
-	46, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
+	45, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
 	4,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
 	3,  // 2: rackweave.v1.JoinResponse.aggregators:type_name -> rackweave.v1.Aggregator
 	3,  // 3: rackweave.v1.JoinResponse.racks:type_name -> rackweave.v1.Aggregator
-	47, // 4: rackweave.v1.JoinResponse.gradients:type_name -> rackweave.v1.Codec
-	47, // 5: rackweave.v1.JoinResponse.answers:type_name -> rackweave.v1.Codec
+	46, // 4: rackweave.v1.JoinResponse.gradients:type_name -> rackweave.v1.Codec
+	46, // 5: rackweave.v1.JoinResponse.answers:type_name -> rackweave.v1.Codec
 	9,  // 6: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
 	7,  // 7: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
-	48, // 8: rackweave.v1.WatchResponse.codecs:type_name -> rackweave.v1.Codecs
+	47, // 8: rackweave.v1.WatchResponse.codecs:type_name -> rackweave.v1.Codecs
 	8,  // 9: rackweave.v1.Links.broken:type_name -> rackweave.v1.BrokenLane
 	11, // 10: rackweave.v1.ConnectRequest.lanes:type_name -> rackweave.v1.WorkerLane
 	13, // 11: rackweave.v1.ConnectResponse.lanes:type_name -> rackweave.v1.AggregatorLane
 	15, // 12: rackweave.v1.ResumeRequest.regions:type_name -> rackweave.v1.Region
 	13, // 13: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.AggregatorLane
-	18, // 14: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
-	28, // 15: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
-	31, // 16: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
-	26, // 17: rackweave.v1.StatusResponse.membership:type_name -> rackweave.v1.Membership
-	27, // 18: rackweave.v1.Membership.racks:type_name -> rackweave.v1.RackHolder
-	30, // 19: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
-	29, // 20: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
-	35, // 21: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
+	48, // 14: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
+	27, // 15: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
+	30, // 16: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
+	25, // 17: rackweave.v1.StatusResponse.membership:type_name -> rackweave.v1.Membership
+	26, // 18: rackweave.v1.Membership.racks:type_name -> rackweave.v1.RackHolder
+	29, // 19: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
+	28, // 20: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
+	34, // 21: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
 	9,  // 22: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
-	34, // 23: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
-	33, // 24: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
-	32, // 25: rackweave.v1.JobStatus.drift:type_name -> rackweave.v1.Drift
-	49, // 26: rackweave.v1.WorkerStatus.gradients:type_name -> rackweave.v1.Coding
-	49, // 27: rackweave.v1.WorkerStatus.answers:type_name -> rackweave.v1.Coding
-	42, // 28: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
-	43, // 29: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
-	0,  // 30: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
-	1,  // 31: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
-	5,  // 32: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
-	10, // 33: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
-	14, // 34: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
-	17, // 35: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
-	20, // 36: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
-	50, // 37: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
-	51, // 38: rackweave.v1.JobService.WriteManifest:input_type -> rackweave.v1.WriteManifestRequest
-	52, // 39: rackweave.v1.JobService.ReadManifest:input_type -> rackweave.v1.ReadManifestRequest
-	53, // 40: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
-	54, // 41: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
-	55, // 42: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
-	56, // 43: rackweave.v1.JobService.AcceptCodecs:input_type -> rackweave.v1.AcceptCodecsRequest
-	22, // 44: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
-	24, // 45: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
-	36, // 46: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
-	57, // 47: rackweave.v1.JobService.SetCodec:input_type -> rackweave.v1.SetCodecRequest
-	38, // 48: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
-	40, // 49: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
-	44, // 50: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
-	58, // 51: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
-	2,  // 52: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
-	6,  // 53: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
-	12, // 54: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
-	16, // 55: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
-	19, // 56: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
-	21, // 57: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
-	59, // 58: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
-	60, // 59: rackweave.v1.JobService.WriteManifest:output_type -> rackweave.v1.WriteManifestResponse
-	61, // 60: rackweave.v1.JobService.ReadManifest:output_type -> rackweave.v1.ReadManifestResponse
-	62, // 61: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
-	63, // 62: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
-	64, // 63: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
-	65, // 64: rackweave.v1.JobService.AcceptCodecs:output_type -> rackweave.v1.AcceptCodecsResponse
-	23, // 65: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
-	25, // 66: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
-	37, // 67: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
-	66, // 68: rackweave.v1.JobService.SetCodec:output_type -> rackweave.v1.SetCodecResponse
-	39, // 69: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
-	41, // 70: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
-	45, // 71: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
-	67, // 72: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
-	52, // [52:73] is the sub-list for method output_type
-	31, // [31:52] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	33, // 23: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
+	32, // 24: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
+	31, // 25: rackweave.v1.JobStatus.drift:type_name -> rackweave.v1.Drift
+	49, // 26: rackweave.v1.JobStatus.sparse:type_name -> rackweave.v1.SparseStatus
+	50, // 27: rackweave.v1.WorkerStatus.gradients:type_name -> rackweave.v1.Coding
+	50, // 28: rackweave.v1.WorkerStatus.answers:type_name -> rackweave.v1.Coding
+	41, // 29: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
+	42, // 30: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
+	0,  // 31: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
+	1,  // 32: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
+	5,  // 33: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
+	10, // 34: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
+	14, // 35: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
+	17, // 36: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
+	19, // 37: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
+	51, // 38: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
+	52, // 39: rackweave.v1.JobService.WriteManifest:input_type -> rackweave.v1.WriteManifestRequest
+	53, // 40: rackweave.v1.JobService.ReadManifest:input_type -> rackweave.v1.ReadManifestRequest
+	54, // 41: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
+	55, // 42: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
+	56, // 43: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
+	57, // 44: rackweave.v1.JobService.AcceptCodecs:input_type -> rackweave.v1.AcceptCodecsRequest
+	21, // 45: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
+	23, // 46: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
+	35, // 47: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
+	58, // 48: rackweave.v1.JobService.SetCodec:input_type -> rackweave.v1.SetCodecRequest
+	37, // 49: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
+	39, // 50: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
+	43, // 51: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
+	59, // 52: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
+	2,  // 53: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
+	6,  // 54: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
+	12, // 55: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
+	16, // 56: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
+	18, // 57: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
+	20, // 58: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
+	60, // 59: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
+	61, // 60: rackweave.v1.JobService.WriteManifest:output_type -> rackweave.v1.WriteManifestResponse
+	62, // 61: rackweave.v1.JobService.ReadManifest:output_type -> rackweave.v1.ReadManifestResponse
+	63, // 62: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
+	64, // 63: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
+	65, // 64: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
+	66, // 65: rackweave.v1.JobService.AcceptCodecs:output_type -> rackweave.v1.AcceptCodecsResponse
+	22, // 66: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
+	24, // 67: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
+	36, // 68: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
+	67, // 69: rackweave.v1.JobService.SetCodec:output_type -> rackweave.v1.SetCodecResponse
+	38, // 70: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
+	40, // 71: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
+	44, // 72: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
+	68, // 73: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
+	53, // [53:74] is the sub-list for method output_type
+	32, // [32:53] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_job_proto_init() }
@@ -4299,16 +4222,15 @@ func file_job_proto_init() {
 	file_codec_proto_init()
 	file_rack_proto_init()
 	file_state_proto_init()
-	file_job_proto_msgTypes[17].OneofWrappers = []any{}
+	file_job_proto_msgTypes[19].OneofWrappers = []any{}
 	file_job_proto_msgTypes[20].OneofWrappers = []any{}
-	file_job_proto_msgTypes[21].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_job_proto_rawDesc), len(file_job_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   46,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
