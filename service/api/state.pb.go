@@ -96,7 +96,114 @@ func (x StateQuestion_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StateQuestion_Kind.Descriptor instead.
 func (StateQuestion_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{12, 0}
+	return file_state_proto_rawDescGZIP(), []int{13, 0}
+}
+
+// Tensor is a parameter as a worker declares it.
+type Tensor struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Shape []uint64               `protobuf:"varint,2,rep,packed,name=shape,proto3" json:"shape,omitempty"`
+	// The type on the wire: f32, bf16 or f16.
+	Dtype string `protobuf:"bytes,3,opt,name=dtype,proto3" json:"dtype,omitempty"`
+	// Absent: 1.
+	LrMult *float64 `protobuf:"fixed64,4,opt,name=lr_mult,json=lrMult,proto3,oneof" json:"lr_mult,omitempty"`
+	WdMult *float64 `protobuf:"fixed64,5,opt,name=wd_mult,json=wdMult,proto3,oneof" json:"wd_mult,omitempty"`
+	// Gradients may have some of the rows, by the first dimension. The tensor is cut between rows.
+	Sparse bool `protobuf:"varint,6,opt,name=sparse,proto3" json:"sparse,omitempty"`
+	// Rows without a gradient take the rule with a gradient of 0, as they would of a dense tensor. Otherwise they stay as they are.
+	Standard bool `protobuf:"varint,7,opt,name=standard,proto3" json:"standard,omitempty"`
+	// Of a sparse tensor: how many rows of each chunk a step is expected to touch, in a unit common to the job's tensors. They decide
+	// on which lanes the chunks are. None: chunks are dealt evenly.
+	ChunkTouches  []float32 `protobuf:"fixed32,8,rep,packed,name=chunk_touches,json=chunkTouches,proto3" json:"chunk_touches,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tensor) Reset() {
+	*x = Tensor{}
+	mi := &file_state_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tensor) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tensor) ProtoMessage() {}
+
+func (x *Tensor) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tensor.ProtoReflect.Descriptor instead.
+func (*Tensor) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *Tensor) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Tensor) GetShape() []uint64 {
+	if x != nil {
+		return x.Shape
+	}
+	return nil
+}
+
+func (x *Tensor) GetDtype() string {
+	if x != nil {
+		return x.Dtype
+	}
+	return ""
+}
+
+func (x *Tensor) GetLrMult() float64 {
+	if x != nil && x.LrMult != nil {
+		return *x.LrMult
+	}
+	return 0
+}
+
+func (x *Tensor) GetWdMult() float64 {
+	if x != nil && x.WdMult != nil {
+		return *x.WdMult
+	}
+	return 0
+}
+
+func (x *Tensor) GetSparse() bool {
+	if x != nil {
+		return x.Sparse
+	}
+	return false
+}
+
+func (x *Tensor) GetStandard() bool {
+	if x != nil {
+		return x.Standard
+	}
+	return false
+}
+
+func (x *Tensor) GetChunkTouches() []float32 {
+	if x != nil {
+		return x.ChunkTouches
+	}
+	return nil
 }
 
 type ReadStateRequest struct {
@@ -113,7 +220,7 @@ type ReadStateRequest struct {
 
 func (x *ReadStateRequest) Reset() {
 	*x = ReadStateRequest{}
-	mi := &file_state_proto_msgTypes[0]
+	mi := &file_state_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -125,7 +232,7 @@ func (x *ReadStateRequest) String() string {
 func (*ReadStateRequest) ProtoMessage() {}
 
 func (x *ReadStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[0]
+	mi := &file_state_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -138,7 +245,7 @@ func (x *ReadStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadStateRequest.ProtoReflect.Descriptor instead.
 func (*ReadStateRequest) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{0}
+	return file_state_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *ReadStateRequest) GetTensor() uint32 {
@@ -174,7 +281,7 @@ type ReadStateResponse struct {
 
 func (x *ReadStateResponse) Reset() {
 	*x = ReadStateResponse{}
-	mi := &file_state_proto_msgTypes[1]
+	mi := &file_state_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -186,7 +293,7 @@ func (x *ReadStateResponse) String() string {
 func (*ReadStateResponse) ProtoMessage() {}
 
 func (x *ReadStateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[1]
+	mi := &file_state_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -199,7 +306,7 @@ func (x *ReadStateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadStateResponse.ProtoReflect.Descriptor instead.
 func (*ReadStateResponse) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{1}
+	return file_state_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *ReadStateResponse) GetData() []byte {
@@ -232,7 +339,7 @@ type WriteStateRequest struct {
 
 func (x *WriteStateRequest) Reset() {
 	*x = WriteStateRequest{}
-	mi := &file_state_proto_msgTypes[2]
+	mi := &file_state_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -244,7 +351,7 @@ func (x *WriteStateRequest) String() string {
 func (*WriteStateRequest) ProtoMessage() {}
 
 func (x *WriteStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[2]
+	mi := &file_state_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -257,7 +364,7 @@ func (x *WriteStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteStateRequest.ProtoReflect.Descriptor instead.
 func (*WriteStateRequest) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{2}
+	return file_state_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *WriteStateRequest) GetTensor() uint32 {
@@ -303,7 +410,7 @@ type WriteStateResponse struct {
 
 func (x *WriteStateResponse) Reset() {
 	*x = WriteStateResponse{}
-	mi := &file_state_proto_msgTypes[3]
+	mi := &file_state_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -315,7 +422,7 @@ func (x *WriteStateResponse) String() string {
 func (*WriteStateResponse) ProtoMessage() {}
 
 func (x *WriteStateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[3]
+	mi := &file_state_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -328,7 +435,7 @@ func (x *WriteStateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteStateResponse.ProtoReflect.Descriptor instead.
 func (*WriteStateResponse) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{3}
+	return file_state_proto_rawDescGZIP(), []int{4}
 }
 
 type SaveRequest struct {
@@ -345,7 +452,7 @@ type SaveRequest struct {
 
 func (x *SaveRequest) Reset() {
 	*x = SaveRequest{}
-	mi := &file_state_proto_msgTypes[4]
+	mi := &file_state_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -357,7 +464,7 @@ func (x *SaveRequest) String() string {
 func (*SaveRequest) ProtoMessage() {}
 
 func (x *SaveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[4]
+	mi := &file_state_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -370,7 +477,7 @@ func (x *SaveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveRequest.ProtoReflect.Descriptor instead.
 func (*SaveRequest) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{4}
+	return file_state_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *SaveRequest) GetName() string {
@@ -406,7 +513,7 @@ type SaveResponse struct {
 
 func (x *SaveResponse) Reset() {
 	*x = SaveResponse{}
-	mi := &file_state_proto_msgTypes[5]
+	mi := &file_state_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -418,7 +525,7 @@ func (x *SaveResponse) String() string {
 func (*SaveResponse) ProtoMessage() {}
 
 func (x *SaveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[5]
+	mi := &file_state_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -431,7 +538,7 @@ func (x *SaveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SaveResponse.ProtoReflect.Descriptor instead.
 func (*SaveResponse) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{5}
+	return file_state_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SaveResponse) GetPath() string {
@@ -466,7 +573,7 @@ type WriteManifestRequest struct {
 
 func (x *WriteManifestRequest) Reset() {
 	*x = WriteManifestRequest{}
-	mi := &file_state_proto_msgTypes[6]
+	mi := &file_state_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -478,7 +585,7 @@ func (x *WriteManifestRequest) String() string {
 func (*WriteManifestRequest) ProtoMessage() {}
 
 func (x *WriteManifestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[6]
+	mi := &file_state_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -491,7 +598,7 @@ func (x *WriteManifestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteManifestRequest.ProtoReflect.Descriptor instead.
 func (*WriteManifestRequest) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{6}
+	return file_state_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WriteManifestRequest) GetName() string {
@@ -524,7 +631,7 @@ type WriteManifestResponse struct {
 
 func (x *WriteManifestResponse) Reset() {
 	*x = WriteManifestResponse{}
-	mi := &file_state_proto_msgTypes[7]
+	mi := &file_state_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -536,7 +643,7 @@ func (x *WriteManifestResponse) String() string {
 func (*WriteManifestResponse) ProtoMessage() {}
 
 func (x *WriteManifestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[7]
+	mi := &file_state_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -549,7 +656,7 @@ func (x *WriteManifestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteManifestResponse.ProtoReflect.Descriptor instead.
 func (*WriteManifestResponse) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{7}
+	return file_state_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WriteManifestResponse) GetPath() string {
@@ -569,7 +676,7 @@ type ReadManifestRequest struct {
 
 func (x *ReadManifestRequest) Reset() {
 	*x = ReadManifestRequest{}
-	mi := &file_state_proto_msgTypes[8]
+	mi := &file_state_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -581,7 +688,7 @@ func (x *ReadManifestRequest) String() string {
 func (*ReadManifestRequest) ProtoMessage() {}
 
 func (x *ReadManifestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[8]
+	mi := &file_state_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -594,7 +701,7 @@ func (x *ReadManifestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadManifestRequest.ProtoReflect.Descriptor instead.
 func (*ReadManifestRequest) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{8}
+	return file_state_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReadManifestRequest) GetName() string {
@@ -621,7 +728,7 @@ type ReadManifestResponse struct {
 
 func (x *ReadManifestResponse) Reset() {
 	*x = ReadManifestResponse{}
-	mi := &file_state_proto_msgTypes[9]
+	mi := &file_state_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -633,7 +740,7 @@ func (x *ReadManifestResponse) String() string {
 func (*ReadManifestResponse) ProtoMessage() {}
 
 func (x *ReadManifestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[9]
+	mi := &file_state_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -646,7 +753,7 @@ func (x *ReadManifestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadManifestResponse.ProtoReflect.Descriptor instead.
 func (*ReadManifestResponse) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{9}
+	return file_state_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReadManifestResponse) GetManifest() *CheckpointManifest {
@@ -670,7 +777,7 @@ type RestoreRequest struct {
 
 func (x *RestoreRequest) Reset() {
 	*x = RestoreRequest{}
-	mi := &file_state_proto_msgTypes[10]
+	mi := &file_state_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -682,7 +789,7 @@ func (x *RestoreRequest) String() string {
 func (*RestoreRequest) ProtoMessage() {}
 
 func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[10]
+	mi := &file_state_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -695,7 +802,7 @@ func (x *RestoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreRequest.ProtoReflect.Descriptor instead.
 func (*RestoreRequest) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{10}
+	return file_state_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RestoreRequest) GetName() string {
@@ -739,7 +846,7 @@ type RestoreResponse struct {
 
 func (x *RestoreResponse) Reset() {
 	*x = RestoreResponse{}
-	mi := &file_state_proto_msgTypes[11]
+	mi := &file_state_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -751,7 +858,7 @@ func (x *RestoreResponse) String() string {
 func (*RestoreResponse) ProtoMessage() {}
 
 func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[11]
+	mi := &file_state_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -764,7 +871,7 @@ func (x *RestoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreResponse.ProtoReflect.Descriptor instead.
 func (*RestoreResponse) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{11}
+	return file_state_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RestoreResponse) GetPath() string {
@@ -808,7 +915,7 @@ type StateQuestion struct {
 
 func (x *StateQuestion) Reset() {
 	*x = StateQuestion{}
-	mi := &file_state_proto_msgTypes[12]
+	mi := &file_state_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -820,7 +927,7 @@ func (x *StateQuestion) String() string {
 func (*StateQuestion) ProtoMessage() {}
 
 func (x *StateQuestion) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[12]
+	mi := &file_state_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -833,7 +940,7 @@ func (x *StateQuestion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateQuestion.ProtoReflect.Descriptor instead.
 func (*StateQuestion) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{12}
+	return file_state_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StateQuestion) GetKind() StateQuestion_Kind {
@@ -903,7 +1010,7 @@ type StateMarks struct {
 
 func (x *StateMarks) Reset() {
 	*x = StateMarks{}
-	mi := &file_state_proto_msgTypes[13]
+	mi := &file_state_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -915,7 +1022,7 @@ func (x *StateMarks) String() string {
 func (*StateMarks) ProtoMessage() {}
 
 func (x *StateMarks) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[13]
+	mi := &file_state_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -928,7 +1035,7 @@ func (x *StateMarks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateMarks.ProtoReflect.Descriptor instead.
 func (*StateMarks) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{13}
+	return file_state_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StateMarks) GetFinished() []uint64 {
@@ -970,7 +1077,7 @@ type CheckpointHeader struct {
 
 func (x *CheckpointHeader) Reset() {
 	*x = CheckpointHeader{}
-	mi := &file_state_proto_msgTypes[14]
+	mi := &file_state_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -982,7 +1089,7 @@ func (x *CheckpointHeader) String() string {
 func (*CheckpointHeader) ProtoMessage() {}
 
 func (x *CheckpointHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[14]
+	mi := &file_state_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -995,7 +1102,7 @@ func (x *CheckpointHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointHeader.ProtoReflect.Descriptor instead.
 func (*CheckpointHeader) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{14}
+	return file_state_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CheckpointHeader) GetJob() string {
@@ -1080,14 +1187,16 @@ type CheckpointTensor struct {
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Elems uint64                 `protobuf:"varint,2,opt,name=elems,proto3" json:"elems,omitempty"`
 	// The optimizer steps so far.
-	Updates       uint32 `protobuf:"varint,3,opt,name=updates,proto3" json:"updates,omitempty"`
+	Updates uint32 `protobuf:"varint,3,opt,name=updates,proto3" json:"updates,omitempty"`
+	// Elements of a row of a sparse tensor; 0: it is dense, or the file is older than widths.
+	Width         uint32 `protobuf:"varint,4,opt,name=width,proto3" json:"width,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CheckpointTensor) Reset() {
 	*x = CheckpointTensor{}
-	mi := &file_state_proto_msgTypes[15]
+	mi := &file_state_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1208,7 @@ func (x *CheckpointTensor) String() string {
 func (*CheckpointTensor) ProtoMessage() {}
 
 func (x *CheckpointTensor) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[15]
+	mi := &file_state_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1221,7 @@ func (x *CheckpointTensor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointTensor.ProtoReflect.Descriptor instead.
 func (*CheckpointTensor) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{15}
+	return file_state_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CheckpointTensor) GetName() string {
@@ -1136,6 +1245,13 @@ func (x *CheckpointTensor) GetUpdates() uint32 {
 	return 0
 }
 
+func (x *CheckpointTensor) GetWidth() uint32 {
+	if x != nil {
+		return x.Width
+	}
+	return 0
+}
+
 // CheckpointManifest lists the part files of a checkpoint in the order of the aggregators.
 type CheckpointManifest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1146,7 +1262,7 @@ type CheckpointManifest struct {
 
 func (x *CheckpointManifest) Reset() {
 	*x = CheckpointManifest{}
-	mi := &file_state_proto_msgTypes[16]
+	mi := &file_state_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1274,7 @@ func (x *CheckpointManifest) String() string {
 func (*CheckpointManifest) ProtoMessage() {}
 
 func (x *CheckpointManifest) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[16]
+	mi := &file_state_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1287,7 @@ func (x *CheckpointManifest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointManifest.ProtoReflect.Descriptor instead.
 func (*CheckpointManifest) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{16}
+	return file_state_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CheckpointManifest) GetParts() []*CheckpointPart {
@@ -1199,7 +1315,7 @@ type CheckpointPart struct {
 
 func (x *CheckpointPart) Reset() {
 	*x = CheckpointPart{}
-	mi := &file_state_proto_msgTypes[17]
+	mi := &file_state_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1211,7 +1327,7 @@ func (x *CheckpointPart) String() string {
 func (*CheckpointPart) ProtoMessage() {}
 
 func (x *CheckpointPart) ProtoReflect() protoreflect.Message {
-	mi := &file_state_proto_msgTypes[17]
+	mi := &file_state_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1224,7 +1340,7 @@ func (x *CheckpointPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckpointPart.ProtoReflect.Descriptor instead.
 func (*CheckpointPart) Descriptor() ([]byte, []int) {
-	return file_state_proto_rawDescGZIP(), []int{17}
+	return file_state_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CheckpointPart) GetFile() string {
@@ -1269,11 +1385,198 @@ func (x *CheckpointPart) GetParts() uint32 {
 	return 0
 }
 
+// A sparse tensor, as far as it is in this aggregator, and its gradients since the job began.
+type SparseStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Rows  uint64                 `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
+	// Elements of a row.
+	Width uint32 `protobuf:"varint,3,opt,name=width,proto3" json:"width,omitempty"`
+	Steps uint64 `protobuf:"varint,4,opt,name=steps,proto3" json:"steps,omitempty"`
+	// Rows that the workers have sent, and the bytes of the messages with them.
+	ListedRows  uint64 `protobuf:"varint,5,opt,name=listed_rows,json=listedRows,proto3" json:"listed_rows,omitempty"`
+	ListedBytes uint64 `protobuf:"varint,6,opt,name=listed_bytes,json=listedBytes,proto3" json:"listed_bytes,omitempty"`
+	// Bytes that dense gradients would have had.
+	DenseBytes uint64 `protobuf:"varint,7,opt,name=dense_bytes,json=denseBytes,proto3" json:"dense_bytes,omitempty"`
+	// Rows that some worker has sent, counted once a step.
+	MergedRows uint64 `protobuf:"varint,8,opt,name=merged_rows,json=mergedRows,proto3" json:"merged_rows,omitempty"`
+	// The chunks with the most of these, from the hottest on.
+	Hottest       []*HotChunk `protobuf:"bytes,9,rep,name=hottest,proto3" json:"hottest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SparseStatus) Reset() {
+	*x = SparseStatus{}
+	mi := &file_state_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SparseStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SparseStatus) ProtoMessage() {}
+
+func (x *SparseStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SparseStatus.ProtoReflect.Descriptor instead.
+func (*SparseStatus) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *SparseStatus) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SparseStatus) GetRows() uint64 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *SparseStatus) GetWidth() uint32 {
+	if x != nil {
+		return x.Width
+	}
+	return 0
+}
+
+func (x *SparseStatus) GetSteps() uint64 {
+	if x != nil {
+		return x.Steps
+	}
+	return 0
+}
+
+func (x *SparseStatus) GetListedRows() uint64 {
+	if x != nil {
+		return x.ListedRows
+	}
+	return 0
+}
+
+func (x *SparseStatus) GetListedBytes() uint64 {
+	if x != nil {
+		return x.ListedBytes
+	}
+	return 0
+}
+
+func (x *SparseStatus) GetDenseBytes() uint64 {
+	if x != nil {
+		return x.DenseBytes
+	}
+	return 0
+}
+
+func (x *SparseStatus) GetMergedRows() uint64 {
+	if x != nil {
+		return x.MergedRows
+	}
+	return 0
+}
+
+func (x *SparseStatus) GetHottest() []*HotChunk {
+	if x != nil {
+		return x.Hottest
+	}
+	return nil
+}
+
+type HotChunk struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	FirstRow      uint64                 `protobuf:"varint,1,opt,name=first_row,json=firstRow,proto3" json:"first_row,omitempty"`
+	Rows          uint64                 `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
+	MergedRows    uint64                 `protobuf:"varint,3,opt,name=merged_rows,json=mergedRows,proto3" json:"merged_rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HotChunk) Reset() {
+	*x = HotChunk{}
+	mi := &file_state_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HotChunk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HotChunk) ProtoMessage() {}
+
+func (x *HotChunk) ProtoReflect() protoreflect.Message {
+	mi := &file_state_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HotChunk.ProtoReflect.Descriptor instead.
+func (*HotChunk) Descriptor() ([]byte, []int) {
+	return file_state_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *HotChunk) GetFirstRow() uint64 {
+	if x != nil {
+		return x.FirstRow
+	}
+	return 0
+}
+
+func (x *HotChunk) GetRows() uint64 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *HotChunk) GetMergedRows() uint64 {
+	if x != nil {
+		return x.MergedRows
+	}
+	return 0
+}
+
 var File_state_proto protoreflect.FileDescriptor
 
 const file_state_proto_rawDesc = "" +
 	"\n" +
-	"\vstate.proto\x12\frackweave.v1\"d\n" +
+	"\vstate.proto\x12\frackweave.v1\"\xf5\x01\n" +
+	"\x06Tensor\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05shape\x18\x02 \x03(\x04R\x05shape\x12\x14\n" +
+	"\x05dtype\x18\x03 \x01(\tR\x05dtype\x12\x1c\n" +
+	"\alr_mult\x18\x04 \x01(\x01H\x00R\x06lrMult\x88\x01\x01\x12\x1c\n" +
+	"\awd_mult\x18\x05 \x01(\x01H\x01R\x06wdMult\x88\x01\x01\x12\x16\n" +
+	"\x06sparse\x18\x06 \x01(\bR\x06sparse\x12\x1a\n" +
+	"\bstandard\x18\a \x01(\bR\bstandard\x12#\n" +
+	"\rchunk_touches\x18\b \x03(\x02R\fchunkTouchesB\n" +
+	"\n" +
+	"\b_lr_multB\n" +
+	"\n" +
+	"\b_wd_mult\"d\n" +
 	"\x10ReadStateRequest\x12\x16\n" +
 	"\x06tensor\x18\x02 \x01(\rR\x06tensor\x12\x14\n" +
 	"\x05array\x18\x03 \x01(\rR\x05array\x12\x16\n" +
@@ -1359,11 +1662,12 @@ const file_state_proto_rawDesc = "" +
 	"\x04part\x18\t \x01(\rR\x04part\x12\x14\n" +
 	"\x05parts\x18\n" +
 	" \x01(\rR\x05parts\x12\x12\n" +
-	"\x04plan\x18\v \x01(\fR\x04plan\"V\n" +
+	"\x04plan\x18\v \x01(\fR\x04plan\"l\n" +
 	"\x10CheckpointTensor\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05elems\x18\x02 \x01(\x04R\x05elems\x12\x18\n" +
-	"\aupdates\x18\x03 \x01(\rR\aupdates\"H\n" +
+	"\aupdates\x18\x03 \x01(\rR\aupdates\x12\x14\n" +
+	"\x05width\x18\x04 \x01(\rR\x05width\"H\n" +
 	"\x12CheckpointManifest\x122\n" +
 	"\x05parts\x18\x01 \x03(\v2\x1c.rackweave.v1.CheckpointPartR\x05parts\"\x8e\x01\n" +
 	"\x0eCheckpointPart\x12\x12\n" +
@@ -1372,7 +1676,25 @@ const file_state_proto_rawDesc = "" +
 	"\x06chunks\x18\x03 \x01(\x04R\x06chunks\x12\x12\n" +
 	"\x04step\x18\x04 \x01(\rR\x04step\x12\x12\n" +
 	"\x04part\x18\x05 \x01(\rR\x04part\x12\x14\n" +
-	"\x05parts\x18\x06 \x01(\rR\x05partsB,Z*github.com/rackweave/rackweave/service/apib\x06proto3"
+	"\x05parts\x18\x06 \x01(\rR\x05parts\"\x9a\x02\n" +
+	"\fSparseStatus\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04rows\x18\x02 \x01(\x04R\x04rows\x12\x14\n" +
+	"\x05width\x18\x03 \x01(\rR\x05width\x12\x14\n" +
+	"\x05steps\x18\x04 \x01(\x04R\x05steps\x12\x1f\n" +
+	"\vlisted_rows\x18\x05 \x01(\x04R\n" +
+	"listedRows\x12!\n" +
+	"\flisted_bytes\x18\x06 \x01(\x04R\vlistedBytes\x12\x1f\n" +
+	"\vdense_bytes\x18\a \x01(\x04R\n" +
+	"denseBytes\x12\x1f\n" +
+	"\vmerged_rows\x18\b \x01(\x04R\n" +
+	"mergedRows\x120\n" +
+	"\ahottest\x18\t \x03(\v2\x16.rackweave.v1.HotChunkR\ahottest\"\\\n" +
+	"\bHotChunk\x12\x1b\n" +
+	"\tfirst_row\x18\x01 \x01(\x04R\bfirstRow\x12\x12\n" +
+	"\x04rows\x18\x02 \x01(\x04R\x04rows\x12\x1f\n" +
+	"\vmerged_rows\x18\x03 \x01(\x04R\n" +
+	"mergedRowsB,Z*github.com/rackweave/rackweave/service/apib\x06proto3"
 
 var (
 	file_state_proto_rawDescOnce sync.Once
@@ -1387,43 +1709,47 @@ func file_state_proto_rawDescGZIP() []byte {
 }
 
 var file_state_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_state_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_state_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_state_proto_goTypes = []any{
 	(StateQuestion_Kind)(0),       // 0: rackweave.v1.StateQuestion.Kind
-	(*ReadStateRequest)(nil),      // 1: rackweave.v1.ReadStateRequest
-	(*ReadStateResponse)(nil),     // 2: rackweave.v1.ReadStateResponse
-	(*WriteStateRequest)(nil),     // 3: rackweave.v1.WriteStateRequest
-	(*WriteStateResponse)(nil),    // 4: rackweave.v1.WriteStateResponse
-	(*SaveRequest)(nil),           // 5: rackweave.v1.SaveRequest
-	(*SaveResponse)(nil),          // 6: rackweave.v1.SaveResponse
-	(*WriteManifestRequest)(nil),  // 7: rackweave.v1.WriteManifestRequest
-	(*WriteManifestResponse)(nil), // 8: rackweave.v1.WriteManifestResponse
-	(*ReadManifestRequest)(nil),   // 9: rackweave.v1.ReadManifestRequest
-	(*ReadManifestResponse)(nil),  // 10: rackweave.v1.ReadManifestResponse
-	(*RestoreRequest)(nil),        // 11: rackweave.v1.RestoreRequest
-	(*RestoreResponse)(nil),       // 12: rackweave.v1.RestoreResponse
-	(*StateQuestion)(nil),         // 13: rackweave.v1.StateQuestion
-	(*StateMarks)(nil),            // 14: rackweave.v1.StateMarks
-	(*CheckpointHeader)(nil),      // 15: rackweave.v1.CheckpointHeader
-	(*CheckpointTensor)(nil),      // 16: rackweave.v1.CheckpointTensor
-	(*CheckpointManifest)(nil),    // 17: rackweave.v1.CheckpointManifest
-	(*CheckpointPart)(nil),        // 18: rackweave.v1.CheckpointPart
+	(*Tensor)(nil),                // 1: rackweave.v1.Tensor
+	(*ReadStateRequest)(nil),      // 2: rackweave.v1.ReadStateRequest
+	(*ReadStateResponse)(nil),     // 3: rackweave.v1.ReadStateResponse
+	(*WriteStateRequest)(nil),     // 4: rackweave.v1.WriteStateRequest
+	(*WriteStateResponse)(nil),    // 5: rackweave.v1.WriteStateResponse
+	(*SaveRequest)(nil),           // 6: rackweave.v1.SaveRequest
+	(*SaveResponse)(nil),          // 7: rackweave.v1.SaveResponse
+	(*WriteManifestRequest)(nil),  // 8: rackweave.v1.WriteManifestRequest
+	(*WriteManifestResponse)(nil), // 9: rackweave.v1.WriteManifestResponse
+	(*ReadManifestRequest)(nil),   // 10: rackweave.v1.ReadManifestRequest
+	(*ReadManifestResponse)(nil),  // 11: rackweave.v1.ReadManifestResponse
+	(*RestoreRequest)(nil),        // 12: rackweave.v1.RestoreRequest
+	(*RestoreResponse)(nil),       // 13: rackweave.v1.RestoreResponse
+	(*StateQuestion)(nil),         // 14: rackweave.v1.StateQuestion
+	(*StateMarks)(nil),            // 15: rackweave.v1.StateMarks
+	(*CheckpointHeader)(nil),      // 16: rackweave.v1.CheckpointHeader
+	(*CheckpointTensor)(nil),      // 17: rackweave.v1.CheckpointTensor
+	(*CheckpointManifest)(nil),    // 18: rackweave.v1.CheckpointManifest
+	(*CheckpointPart)(nil),        // 19: rackweave.v1.CheckpointPart
+	(*SparseStatus)(nil),          // 20: rackweave.v1.SparseStatus
+	(*HotChunk)(nil),              // 21: rackweave.v1.HotChunk
 }
 var file_state_proto_depIdxs = []int32{
-	17, // 0: rackweave.v1.SaveRequest.replaces:type_name -> rackweave.v1.CheckpointManifest
-	18, // 1: rackweave.v1.SaveResponse.part:type_name -> rackweave.v1.CheckpointPart
-	17, // 2: rackweave.v1.WriteManifestRequest.manifest:type_name -> rackweave.v1.CheckpointManifest
-	17, // 3: rackweave.v1.ReadManifestResponse.manifest:type_name -> rackweave.v1.CheckpointManifest
-	17, // 4: rackweave.v1.RestoreRequest.manifest:type_name -> rackweave.v1.CheckpointManifest
+	18, // 0: rackweave.v1.SaveRequest.replaces:type_name -> rackweave.v1.CheckpointManifest
+	19, // 1: rackweave.v1.SaveResponse.part:type_name -> rackweave.v1.CheckpointPart
+	18, // 2: rackweave.v1.WriteManifestRequest.manifest:type_name -> rackweave.v1.CheckpointManifest
+	18, // 3: rackweave.v1.ReadManifestResponse.manifest:type_name -> rackweave.v1.CheckpointManifest
+	18, // 4: rackweave.v1.RestoreRequest.manifest:type_name -> rackweave.v1.CheckpointManifest
 	0,  // 5: rackweave.v1.StateQuestion.kind:type_name -> rackweave.v1.StateQuestion.Kind
-	14, // 6: rackweave.v1.StateQuestion.marks:type_name -> rackweave.v1.StateMarks
-	16, // 7: rackweave.v1.CheckpointHeader.tensors:type_name -> rackweave.v1.CheckpointTensor
-	18, // 8: rackweave.v1.CheckpointManifest.parts:type_name -> rackweave.v1.CheckpointPart
-	9,  // [9:9] is the sub-list for method output_type
-	9,  // [9:9] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	15, // 6: rackweave.v1.StateQuestion.marks:type_name -> rackweave.v1.StateMarks
+	17, // 7: rackweave.v1.CheckpointHeader.tensors:type_name -> rackweave.v1.CheckpointTensor
+	19, // 8: rackweave.v1.CheckpointManifest.parts:type_name -> rackweave.v1.CheckpointPart
+	21, // 9: rackweave.v1.SparseStatus.hottest:type_name -> rackweave.v1.HotChunk
+	10, // [10:10] is the sub-list for method output_type
+	10, // [10:10] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_state_proto_init() }
@@ -1431,14 +1757,15 @@ func file_state_proto_init() {
 	if File_state_proto != nil {
 		return
 	}
-	file_state_proto_msgTypes[2].OneofWrappers = []any{}
+	file_state_proto_msgTypes[0].OneofWrappers = []any{}
+	file_state_proto_msgTypes[3].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_state_proto_rawDesc), len(file_state_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   18,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -124,6 +124,9 @@ func (s *State) fits(h *api.CheckpointHeader, arrays int) ([]int, error) {
 		if have := s.ownElems(n); have != t.Elems {
 			return nil, fmt.Errorf("%w: tensor %q has %d elements in it and %d in the job", errMismatch, t.Name, t.Elems, have)
 		}
+		if have := s.Model.Plan.Tensor(n).Width; t.Width != have && t.Width > 0 && have > 0 {
+			return nil, fmt.Errorf("%w: tensor %q has rows of %d elements in it and of %d in the job", errMismatch, t.Name, t.Width, have)
+		}
 		order[i], seen[n] = n, true
 	}
 	for n := range seen {

@@ -176,7 +176,8 @@ func (s *State) header(ctx context.Context, snap *model) (*api.CheckpointHeader,
 	}
 	for i := range s.Model.Plan.NumTensors() {
 		if elems := s.ownElems(i); elems > 0 {
-			h.Tensors = append(h.Tensors, &api.CheckpointTensor{Name: s.Model.Plan.Tensor(i).Name, Elems: elems, Updates: updates[i]})
+			t := s.Model.Plan.Tensor(i)
+			h.Tensors = append(h.Tensors, &api.CheckpointTensor{Name: t.Name, Elems: elems, Updates: updates[i], Width: t.Width})
 		}
 	}
 	return h, nil

@@ -134,7 +134,11 @@ func (c *codecControl) begin() error {
 	c.job.Model.RLock()
 	for t := range c.job.Model.Plan.NumTensors() {
 		tensor := c.job.Model.Plan.Tensor(t)
-		cfg.Groups = append(cfg.Groups, ratecontrol.Group{Elems: int(tensor.Elems), Chunk: c.job.Spec.ChunkBytes / 4})
+		g := ratecontrol.Group{Elems: int(tensor.Elems), Chunk: c.job.Spec.ChunkBytes / 4}
+		if tensor.Width > 0 {
+			g.Elems = 0 // rows travel as they are
+		}
+		cfg.Groups = append(cfg.Groups, g)
 	}
 	c.job.Model.RUnlock()
 	c.specs, c.control = specs, ratecontrol.New(cfg)

@@ -307,7 +307,7 @@ func (j *Job) failIfDeserted(ctx context.Context) {
 	}
 	for r, n := range awaited {
 		if n > 0 && left[r] {
-			j.Agg.Fail(r, fmt.Errorf("%v has left the job, and others wait for its gradient of %d chunks", j.Members[r], n))
+			j.Agg.Fail(r, fmt.Errorf("%v has left the job, and others wait for its gradients", j.Members[r]))
 			return
 		}
 	}
