@@ -158,7 +158,6 @@ func collectLane(m labelled, c aggregate.Counters) {
 	counter(m, "lane_deferred_total", "Answers that had to wait for queue or buffer space.", c.Deferred)
 	counter(m, "lane_give_backs_total", "Chunks given back to relieve workers that push in different orders.", c.NACKs)
 	counter(m, "lane_wants_total", "Chunks asked of workers that others had pushed before them.", c.Requests)
-	counter(m, "lane_moves_total", "Chunks that went to another lane.", c.Moves)
 	counter(m, "lane_breaks_total", "Connections whose queue pair failed and that can be resumed.", c.Breaks)
 	counter(m, "lane_failovers_total", "Connections that were resumed over another queue pair.", c.Failovers)
 	counter(m, "lane_dropped_total", "Messages that broke the protocol.", c.Dropped)
@@ -206,6 +205,9 @@ func collectJob(j *job.Job, out chan<- prometheus.Metric) {
 			gauge(m, "job_interval_steps", "Steps from a meeting of the racks to the next, the mean of all chunks.", d.Mean)
 		}
 	}
+	if rows, err := j.Agg.Rows(ctx); err == nil && len(rows) > 0 {
+		collectRows(m, rows, members)
+	}
 	for rank, c := range j.Agg.WorkerCounters() {
 		m := labelled{out, []string{"job", "rank", "host"}, []string{j.Name, strconv.Itoa(rank), j.Members[rank].Host}}
 		counter(m, "worker_received_bytes_total", "Bytes from the worker.", c.RecvBytes)
@@ -227,6 +229,20 @@ func collectJob(j *job.Job, out chan<- prometheus.Metric) {
 			counter(m, "worker_dropped_steps_total", "Steps whose gradients the policy dropped.", p.Dropped)
 		}
 	}
+}
+
+// collectRows is for a job with sparse tensors.
+func collectRows(m labelled, rows []*aggregate.RowStatus, workers int) {
+	var listed, merged, bytes, dense, all uint64
+	for _, r := range rows {
+		listed, merged, bytes = listed+r.Listed, merged+r.Merged, bytes+r.Bytes
+		dense, all = dense+r.DenseBytes(workers), all+r.Steps*r.Rows
+	}
+	counter(m, "job_sparse_listed_rows_total", "Rows of sparse tensors that the workers have sent.", listed)
+	counter(m, "job_sparse_merged_rows_total", "Rows that some worker has sent, counted once a step.", merged)
+	counter(m, "job_sparse_rows_total", "Rows of the sparse tensors, counted in each of their steps.", all)
+	counter(m, "job_sparse_bytes_total", "Bytes of the messages with these rows.", bytes)
+	counter(m, "job_sparse_dense_bytes_total", "Bytes that dense gradients would have had.", dense)
 }
 
 // collectCoding is for a job with codecs.

@@ -9,7 +9,6 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/rackweave/rackweave/aggregate"
-	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/job"
 	"github.com/rackweave/rackweave/service/rpc"
@@ -106,25 +105,6 @@ func traced(j *job.Job, begun int64) (*api.TraceResponse, error) {
 			lane.Events = append(lane.Events, &api.TraceEvent{Kind: api.TraceEvent_Kind(e.Kind), At: e.At, Took: e.Took, Posted: e.Posted,
 				Chunk: e.Chunk, Worker: e.Worker, Epoch: uint32(e.Epoch), Bytes: e.Bytes, Codec: uint32(e.Codec)})
 		}
-		nameMoved(lane, plan)
 	}
 	return out, nil
-}
-
-// nameMoved numbers the chunks that came from other lanes behind the chunks that the plan has placed in this one.
-func nameMoved(lane *api.LaneTrace, plan *chunk.Plan) {
-	numbers := map[uint32]uint32{}
-	for _, e := range lane.Events {
-		if e.Chunk&chunk.MovedBit == 0 {
-			continue
-		}
-		n, known := numbers[e.Chunk]
-		if !known {
-			n = uint32(len(lane.Tensors))
-			numbers[e.Chunk] = n
-			home, index := chunk.Home(e.Chunk, plan.NumLanes())
-			lane.Tensors = append(lane.Tensors, uint32(plan.Chunk(int(plan.LaneChunks(home)[index])).Tensor))
-		}
-		e.Chunk = n
-	}
 }

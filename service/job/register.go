@@ -31,7 +31,7 @@ func parseTensors(in []*api.Tensor) ([]declared, error) {
 	}
 	out := make([]declared, len(in))
 	for i, t := range in {
-		d := declared{chunk.Tensor{Name: t.Name, Elems: 1}, aggregate.TensorSpec{LRMult: 1, WDMult: 1}, t.Shape}
+		d := declared{chunk.Tensor{Name: t.Name, Elems: 1}, aggregate.TensorSpec{LRMult: 1, WDMult: 1, Standard: t.Standard}, t.Shape}
 		for _, n := range t.Shape {
 			hi, lo := bits.Mul64(d.Elems, n)
 			if hi != 0 || lo > 1<<50 {
@@ -43,6 +43,10 @@ func parseTensors(in []*api.Tensor) ([]declared, error) {
 		if d.DType, err = chunk.ParseDType(t.Dtype); err != nil {
 			return nil, fmt.Errorf("tensor %q: %w", t.Name, err)
 		}
+		if d.Width, err = width(t, d.Elems); err != nil {
+			return nil, err
+		}
+		d.Touches = t.ChunkTouches
 		if t.LrMult != nil {
 			d.LRMult = *t.LrMult
 		}
@@ -55,6 +59,19 @@ func parseTensors(in []*api.Tensor) ([]declared, error) {
 		out[i] = d
 	}
 	return out, nil
+}
+
+// width returns the number of elements in a row of a tensor of so many, or 0 if it is dense.
+func width(t *api.Tensor, elems uint64) (uint32, error) {
+	switch {
+	case !t.Sparse && t.Standard:
+		return 0, fmt.Errorf("tensor %q is dense, and standard is about rows of sparse tensors: set sparse, too, or neither", t.Name)
+	case !t.Sparse || elems == 0: // which the plan refuses
+		return 0, nil
+	case len(t.Shape) == 0:
+		return 0, fmt.Errorf("tensor %q is sparse, and a scalar has no rows: declare it dense", t.Name)
+	}
+	return uint32(min(elems/t.Shape[0], math.MaxUint32)), nil // the plan refuses rows that are larger than chunks
 }
 
 // mismatch names the first tensor that two workers declare differently.
@@ -74,6 +91,18 @@ func mismatch(a int, as []declared, b int, bs []declared) error {
 			field, xv, yv = "lr_mult", x.LRMult, y.LRMult
 		case x.WDMult != y.WDMult:
 			field, xv, yv = "wd_mult", x.WDMult, y.WDMult
+		case x.Width != y.Width: // of one shape
+			field, xv, yv = "sparse", x.Width > 0, y.Width > 0
+		case x.Standard != y.Standard:
+			field, xv, yv = "standard", x.Standard, y.Standard
+		case len(x.Touches) != len(y.Touches):
+			field, xv, yv = "frequencies of rows for so many chunks:", len(x.Touches), len(y.Touches)
+		case !slices.Equal(x.Touches, y.Touches):
+			k := 0
+			for x.Touches[k] == y.Touches[k] {
+				k++
+			}
+			field, xv, yv = fmt.Sprintf("frequencies in chunk %d that add up to", k), x.Touches[k], y.Touches[k]
 		default:
 			continue
 		}
@@ -112,7 +141,7 @@ func (m *Member) Register(ctx context.Context, r *api.RegisterRequest) (*api.Reg
 			answer, err = j.add(tensors)
 		}
 		if err == nil {
-			err = j.Spec.Racks.Agree(ctx, "tensors", "the plan and multipliers", digest(answer.PlanHash, tensors))
+			err = j.Spec.Racks.Agree(ctx, "tensors", "the plan and declarations", digest(answer.PlanHash, tensors))
 		}
 		if err != nil {
 			j.Agg.Fail(-1, rpc.Reason(err))
@@ -127,6 +156,9 @@ func digest(plan []byte, tensors []declared) string {
 	for i := range tensors {
 		t := &tensors[i]
 		fmt.Fprintln(h, t.Name, t.shape, t.LRMult, t.WDMult)
+		if t.Standard { // the plan has what else is declared
+			fmt.Fprintln(h, "standard")
+		}
 	}
 	return fmt.Sprintf("%x and %x of %d tensors", plan[:4], h.Sum(nil)[:4], len(tensors))
 }
@@ -151,18 +183,17 @@ func (j *Job) add(tensors []declared) (*api.RegisterResponse, error) {
 	defer release()
 	batch := make([]chunk.Tensor, len(tensors))
 	specs := make([]aggregate.TensorSpec, len(tensors))
-	elems := make([]uint64, len(tensors))
 	model := j.Model.bytes
 	config := j.config()
 	for i, t := range tensors {
-		if err := config.CheckTensor(t.Tensor); err != nil {
+		if err := config.CheckTensor(t.Tensor, t.Standard); err != nil {
 			return nil, connect.NewError(connect.CodeInvalidArgument, err)
 		}
-		batch[i], specs[i], elems[i] = t.Tensor, t.TensorSpec, t.Elems
+		batch[i], specs[i] = t.Tensor, t.TensorSpec
 		model += int64(t.Elems) * 4
 	}
 	first, firstChunk := j.Model.Plan.NumTensors(), j.Model.Plan.NumChunks()
-	need := j.Engine.Amounts(j.Engine.Agg.TensorsNeed(config, elems))
+	need := j.Engine.Amounts(j.Engine.Agg.TensorsNeed(config, batch))
 	if err := j.Charge("tensors", need); err != nil {
 		return nil, rpc.Refuse(connect.CodeOf(err), "%w%s", rpc.Reason(err), orSpread(j))
 	}

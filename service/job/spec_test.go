@@ -1,6 +1,7 @@
 package job
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -67,9 +68,11 @@ func tensorsOf(t *rapid.T, label string) []declared {
 	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) declared {
 		shape := rapid.SliceOfN(rapid.Uint64Range(1, 2), 0, 2).Draw(t, "shape")
 		return declared{
-			chunk.Tensor{Name: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "name"),
+			chunk.Tensor{Name: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "name"), Width: rapid.Uint32Range(0, 1).Draw(t, "width"),
 				DType: rapid.SampledFrom([]chunk.DType{chunk.F32, chunk.BF16}).Draw(t, "dtype")},
-			aggregate.TensorSpec{LRMult: float64(rapid.IntRange(1, 2).Draw(t, "lr")), WDMult: 1}, shape,
+			aggregate.TensorSpec{
+				LRMult: float64(rapid.IntRange(1, 2).Draw(t, "lr")), WDMult: 1, Standard: rapid.Bool().Draw(t, "standard"),
+			}, shape,
 		}
 	}), 0, 2).Draw(t, label)
 }
@@ -84,7 +87,7 @@ func TestAMismatchIsFoundExactlyWhereThereIsOne(t *testing.T) {
 			}
 			b.WriteByte(byte(d.DType))
 			b.WriteByte(byte(d.LRMult))
-			b.WriteByte('|')
+			fmt.Fprint(&b, d.Width, d.Standard, "|")
 		}
 		return b.String()
 	}
@@ -123,6 +126,7 @@ func FuzzRequests(f *testing.F) {
 	half := 0.5
 	add(&api.JoinRequest{Job: "j", Workers: 2, Mode: "eager", Optimizer: "sgd_torch", Hyper: map[string]float64{"lr": 0.1}})
 	add(&api.RegisterRequest{Tensors: []*api.Tensor{{Name: "a", Shape: []uint64{3, 1 << 40}, Dtype: "bf16", LrMult: &half}}})
+	add(&api.RegisterRequest{Tensors: []*api.Tensor{{Name: "a", Shape: []uint64{30, 2}, Dtype: "f32", Sparse: true, Standard: true}}})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var join api.JoinRequest
 		if proto.Unmarshal(b, &join) == nil {
@@ -140,7 +144,7 @@ func FuzzRequests(f *testing.F) {
 				t.Errorf("%v differ from themselves", ts)
 			}
 			for _, d := range ts {
-				if d.Elems > 1<<50 {
+				if d.Elems > 1<<50 || d.Width > 0 && d.Elems%uint64(d.Width) != 0 {
 					t.Errorf("%v", d)
 				}
 			}

@@ -84,6 +84,9 @@ func (j *Job) Status(ctx context.Context) *api.JobStatus {
 			Drift: d.Share, Threshold: j.Spec.Outer.Drift, LeastInterval: d.Least, MostInterval: d.Most, MeanInterval: d.Mean,
 		}
 	}
+	if rows, err := j.Agg.Rows(ctx); err == nil {
+		out.Sparse = sparse(rows, j.Spec.Workers)
+	}
 	if awaited, since, err := j.Agg.Awaited(ctx); err == nil {
 		for r, n := range awaited {
 			out.Members[r].AwaitedChunks = uint64(n)
@@ -122,6 +125,20 @@ func describeWorkers(j *Job, members []*api.WorkerStatus) {
 
 func coding(n *aggregate.Coding) *api.Coding {
 	return &api.Coding{Payloads: n.Chunks, RawPayloads: n.Whole, Bytes: n.Sent, RawBytes: n.Raw, Energy: n.Energy, Lost: n.Lost}
+}
+
+func sparse(rows []*aggregate.RowStatus, workers int) (out []*api.SparseStatus) {
+	for _, r := range rows {
+		s := &api.SparseStatus{
+			Name: r.Name, Rows: r.Rows, Width: r.Width, Steps: r.Steps, ListedRows: r.Listed, ListedBytes: r.Bytes,
+			DenseBytes: r.DenseBytes(workers), MergedRows: r.Merged,
+		}
+		for _, c := range r.Hottest {
+			s.Hottest = append(s.Hottest, &api.HotChunk{FirstRow: c.First, Rows: c.Rows, MergedRows: c.Merged})
+		}
+		out = append(out, s)
+	}
+	return out
 }
 
 // nameAwaited names, for each worker that has sent its gradients, the workers for which it waits.
