@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -79,6 +80,70 @@ func sameModel(t *testing.T, what string, a, b [][]float32) {
 // adam is a job whose state counts: moments and the number of steps.
 func adam(provider string) client.Config {
 	return client.Config{Job: "adam", Workers: 2, Mode: "eager", Optimizer: "adam_torch", Provider: provider, ChunkBytes: 4096}
+}
+
+// A checkpoint has no chunks, so that a tensor can be sparse in one run and dense in the next.
+func TestSparseTensorsAreRestoredByNameAndShape(t *testing.T) {
+	options := service.Options{Providers: []string{verbs.ProviderTCP}, CheckpointDir: t.TempDir()}
+	tensors := []client.Tensor{
+		{Name: "bias", Shape: []uint64{3000}}, {Name: "table", Shape: []uint64{400, 51}}, {Name: "wide", Shape: []uint64{7, 1019}},
+	}
+	var saved [][]float32
+	for run, sparse := range []bool{true, false, true} {
+		for i := range tensors {
+			tensors[i].Sparse, tensors[i].Standard = sparse, sparse && i == 1
+		}
+		s := serve(t, options)
+		tr := train(t, s, adam(verbs.ProviderTCP), tensors)
+		if run == 0 {
+			tr.start()
+			saved = tr.parameters()
+		} else {
+			if err := tr.workers[0].Restore(context20(t), "start"); err != nil {
+				t.Fatal(err)
+			}
+			each(t, tr.workers, func(_ int, w *client.Worker) error { return w.Barrier(context20(t), "restored") })
+			tr.all(client.Pull, 0)
+			sameModel(t, "restored parameters", tr.parameters(), saved)
+		}
+		if _, err := tr.workers[1].Save(context20(t), "start"); err != nil {
+			t.Fatal(err)
+		}
+		closeAll(t, tr.workers)
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestASparseTensorOfAnotherRowWidthIsNotRestored(t *testing.T) {
+	options := service.Options{Providers: []string{verbs.ProviderTCP}, CheckpointDir: t.TempDir()}
+	for i, tc := range []struct {
+		shape  []uint64
+		sparse bool
+		want   string
+	}{
+		{[]uint64{300, 8}, true, ""},
+		{[]uint64{600, 4}, true, `tensor "table" has rows of 8 elements in it and of 4 in the job`},
+		{[]uint64{600, 4}, false, ""},
+	} {
+		s := serve(t, options)
+		tr := train(t, s, adam(verbs.ProviderTCP), []client.Tensor{{Name: "table", Shape: tc.shape, Sparse: tc.sparse}})
+		tr.start()
+		if i == 0 {
+			if _, err := tr.workers[0].Save(context20(t), "rows"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		err := tr.workers[0].Restore(context20(t), "rows")
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("shape %v, sparse %t: %v, want %q", tc.shape, tc.sparse, err, tc.want)
+		}
+		closeAll(t, tr.workers)
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 func TestAModelSavedGoesOnAfterTheAggregatorRestarts(t *testing.T) {
@@ -238,6 +303,27 @@ func TestATwoPhaseStepThatIsNotCommittedIsNotSaved(t *testing.T) {
 	})
 	if _, err := tr.workers[0].Save(context20(t), "x"); err != nil {
 		t.Errorf("save after the commit: %v", err)
+	}
+}
+
+func TestAWorkerThatCannotCommitYetIsNotAwaited(t *testing.T) {
+	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
+	cfg := client.Config{Job: "two", Workers: 2, Mode: "two-phase", Optimizer: "sgd_torch", Provider: verbs.ProviderTCP,
+		WireType: chunk.F32}
+	tr := train(t, s, cfg, model())
+	tr.start()
+	ctx, cancel := context.WithCancel(context.Background())
+	var committing sync.WaitGroup
+	committing.Go(func() { tr.workers[1].Commit(ctx, client.Step{LR: 0.1}) })
+	defer committing.Wait()
+	defer cancel()
+	waitFor(t, "rank 0's commit to be awaited", func() bool { return awaited(t, s, 0) > 0 && awaited(t, s, 1) == 0 })
+	if _, err := tr.workers[0].Push(3, client.Bytes(randomModel(3, tr.tensors)[3]), 0); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the push to arrive", func() bool { return awaited(t, s, 1) > 0 })
+	if n := awaited(t, s, 0); n > 0 {
+		t.Errorf("rank 0 is awaited for %d chunks or commits, and waits for rank 1", n)
 	}
 }
 

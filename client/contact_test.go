@@ -72,6 +72,7 @@ func (r *resetting) lead(c *net.TCPConn, reset bool) {
 }
 
 func TestAFirstContactThatIsResetIsRepeated(t *testing.T) {
+	t.Parallel()
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
 	r := &resetting{first: 3}
 	w, err := client.Join(context20(t), client.Config{Server: r.before(t, s), Job: "j", Workers: 1, Provider: verbs.ProviderTCP})
@@ -86,6 +87,7 @@ func TestAFirstContactThatIsResetIsRepeated(t *testing.T) {
 
 // A worker whose connection is reset while it waits for the others comes again, and has its place.
 func TestAWorkerThatIsResetWhileItWaitsHasItsPlaceAgain(t *testing.T) {
+	t.Parallel()
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
 	joined := func(n int) func() {
 		return func() { waitFor(t, fmt.Sprint(n, " workers"), func() bool { return forming(t, s) == n }) }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service"
 )
@@ -119,6 +120,52 @@ func ExampleWorker_Alloc() {
 		return nil
 	})
 	// Output: [3 0] [3 0]
+}
+
+// A worker has the gradients of an embedding's rows that its batch looked up, one for each lookup. Gradients of the same row are
+// summed, and the aggregator adds up the workers'. The union lists the rows that any worker sent: only these are written.
+func ExampleSumRows() {
+	server, stop := aggregator()
+	defer stop()
+	together(2, func(rank int) error {
+		ctx := context.Background()
+		w, err := client.Join(ctx, client.Config{Server: server, Job: "rows", Rank: rank, Workers: 2})
+		if err != nil {
+			return err
+		}
+		defer w.Close()
+		if err := w.Register(ctx, []client.Tensor{{Name: "embedding", Shape: []uint64{1000, 2}, Sparse: true}}); err != nil {
+			return err
+		}
+		ids := []int64{7, int64(rank), 7}
+		gradient := []float32{1, 2, 3, 4, 5, 6} // a row for each id
+		n, err := client.SumRows(ids, client.Bytes(gradient), 2, chunk.F32)
+		if err != nil {
+			return err
+		}
+		sums := make([]float32, 1000*2)
+		var union client.Union
+		handles, err := w.Submit(client.Op{
+			Kind: client.PushPull, Src: client.Bytes(gradient[:2*n]), Dst: client.Bytes(sums),
+			Rows: ids[:n], Union: &union,
+		})
+		if err != nil {
+			return err
+		}
+		if err := w.WaitAll(ctx, handles); err != nil {
+			return err
+		}
+		if rank == 0 {
+			for _, id := range union.Rows() {
+				fmt.Println(id, sums[2*id:][:2])
+			}
+		}
+		return nil
+	})
+	// Output:
+	// 0 [3 4]
+	// 1 [3 4]
+	// 7 [12 16]
 }
 
 // The aggregator runs the optimizer: workers push gradients and get parameters. The learning rate halves after every step.

@@ -27,6 +27,7 @@ type exchange struct {
 	scratch    []cworker.Op
 	ids        []uint64
 	pins       []pin // by tensor
+	pinning    []pin // of the operations that are being started
 
 	committing sync.Mutex
 }

@@ -95,7 +95,7 @@ func begin(t *testing.T, workers []*client.Worker, tensors []client.Tensor, ref 
 }
 
 func TestPushPullIsBitEqualToTheReference(t *testing.T) {
-	for _, provider := range software {
+	for _, provider := range providers() {
 		t.Run(provider, func(t *testing.T) {
 			s := serve(t, service.Options{Providers: []string{provider}})
 			for _, c := range []struct {

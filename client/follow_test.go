@@ -153,6 +153,7 @@ func (r *linkRig) exchange(stop func(steps int) bool) {
 func atLeast(n int) func(int) bool { return func(steps int) bool { return steps >= n } }
 
 func TestLanesFailOverWhenALinkGoesDownAndReturnWithIt(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name                 string
 		aggregatorNICs, nics int
@@ -193,6 +194,7 @@ func TestLanesFailOverWhenALinkGoesDownAndReturnWithIt(t *testing.T) {
 }
 
 func TestWithoutAnotherPathALinkMayBeDownForTheLinkTimeout(t *testing.T) {
+	t.Parallel()
 	r := newLinkRig(t, 1, 1, 2, 2*time.Second)
 	r.exchange(atLeast(1))
 	time.AfterFunc(5*time.Millisecond, func() { r.link(false, "worker.0", 0) })

@@ -117,7 +117,8 @@ func (j *job) whoIsAwaited() string {
 	return strings.Join(late, "")
 }
 
-// late returns the names of the workers that the job waits for, by an aggregator's status.
+// late returns the names of the workers that the job waits for, by an aggregator's status, or of the racks if it has the
+// gradients of its own workers.
 func (j *job) late(status *api.StatusResponse) (late []string) {
 	for _, s := range slices.Backward(status.Jobs) { // the latest of its name comes last
 		if s.Name != j.cfg.Job {
@@ -129,6 +130,14 @@ func (j *job) late(status *api.StatusResponse) (late []string) {
 				late = append(late, fmt.Sprintf("worker %d (%d chunks)", m.Rank, m.AwaitedChunks))
 			case s.Mode == "stream" && !m.Held && !m.Left && m.Step == slowest(s.Members):
 				late = append(late, fmt.Sprintf("worker %d (at step %d)", m.Rank, m.Step))
+			}
+		}
+		if len(late) > 0 {
+			break
+		}
+		for _, r := range s.Racks {
+			if !r.Own && r.AwaitedChunks > 0 {
+				late = append(late, fmt.Sprintf("rack %q", r.Name))
 			}
 		}
 		break

@@ -99,6 +99,7 @@ func TestJoinChecksItsOwnConfiguration(t *testing.T) {
 }
 
 func TestAWorkerMustSayWhatTheJobIs(t *testing.T) {
+	t.Parallel()
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
 	first := client.Config{
 		Server: s.URL(), Job: "j", Token: "t", Rank: 0, Workers: 2, Mode: "eager", Optimizer: "sgd_torch",
@@ -255,11 +256,13 @@ func TestWorkersReachTCPWhereTheyReachTheControlPlane(t *testing.T) {
 }
 
 func TestRegistrationsThatDifferFailAtOnceAndNameTheTensor(t *testing.T) {
+	t.Parallel()
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1})
 	half := 0.5
 	base := func() []client.Tensor {
 		return []client.Tensor{
-			{Name: "a", Shape: []uint64{3}}, {Name: "conv.weight", Shape: []uint64{64, 3, 3, 3}}, {Name: "z", Shape: []uint64{9}},
+			{Name: "a", Shape: []uint64{3}}, {Name: "conv.weight", Shape: []uint64{64, 3, 3, 3}},
+			{Name: "z", Shape: []uint64{9, 1}, Sparse: true, Frequencies: make([]float32, 9)},
 		}
 	}
 	for i, c := range []struct {
@@ -275,6 +278,21 @@ func TestRegistrationsThatDifferFailAtOnceAndNameTheTensor(t *testing.T) {
 			[]string{`tensor "conv.weight" has dtype`, "bf16", "f32"}},
 		{"multiplier", func(ts []client.Tensor) []client.Tensor { ts[1].LRMult = &half; return ts },
 			[]string{`tensor "conv.weight" has lr_mult`, "0.5"}},
+		{"rows", func(ts []client.Tensor) []client.Tensor { ts[1].Sparse = true; return ts },
+			[]string{`tensor "conv.weight" has sparse`, "true at worker 1", "false at worker"}},
+		{"rows of another width", func(ts []client.Tensor) []client.Tensor {
+			ts[2].Shape, ts[2].Frequencies = []uint64{3, 3}, nil
+			return ts
+		},
+			[]string{`tensor "z" has shape`, "[9 1]", "[3 3]"}},
+		{"updates of rows", func(ts []client.Tensor) []client.Tensor { ts[2].Standard = true; return ts },
+			[]string{`tensor "z" has standard`, "true at worker 1", "false at worker"}},
+		{"frequencies", func(ts []client.Tensor) []client.Tensor {
+			ts[2].Frequencies = []float32{0, 0, 0, 0, 0, 0, 0, 0, 7}
+			return ts
+		}, []string{`tensor "z" has frequencies in chunk 0 that add up to`, "7 at worker 1", "0 at worker"}},
+		{"no frequencies", func(ts []client.Tensor) []client.Tensor { ts[2].Frequencies = nil; return ts },
+			[]string{`tensor "z" has frequencies of rows for so many chunks:`, "0 at worker 1", "1 at worker"}},
 		{"name", func(ts []client.Tensor) []client.Tensor { ts[1].Name = "conv.bias"; return ts },
 			[]string{`"conv.weight"`, `"conv.bias"`, "same order"}},
 		{"one less", func(ts []client.Tensor) []client.Tensor { return ts[:2] }, []string{`worker 1 lacks "z"`}},

@@ -67,6 +67,7 @@ func TestABroadcastMayFollowStepsOfTheWorkersOwn(t *testing.T) {
 }
 
 func TestWaitingForAWorkerThatLeavesEndsSoonAndNamesIt(t *testing.T) {
+	t.Parallel()
 	tensors := []client.Tensor{{Name: "a", Shape: []uint64{8192}}}
 	for what, wait := range map[string]func(w *client.Worker) error{
 		"barrier": func(w *client.Worker) error { return w.Barrier(context20(t), "b") },

@@ -15,6 +15,7 @@ import (
 )
 
 func TestALinkIsMeasuredBetweenEachTwoRacks(t *testing.T) {
+	t.Parallel()
 	services := serveRacksWith(t, 3, service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, AdminToken: "admin"}, nil)
 	cfg := client.Config{Server: services[1].URL(), Token: "admin", Timeout: time.Minute}
 	l, err := client.Links(context20(t), cfg, "")
@@ -52,6 +53,7 @@ func TestLinksToARackThatIsNotThereNameIt(t *testing.T) {
 }
 
 func TestRacksOfShapeAutoTakeTheShapeThatTheFirstChooses(t *testing.T) {
+	t.Parallel()
 	services := serveRacks(t, 3, func(_ int, c *racks.Cluster) { c.Shape = "auto" })
 	workers, errs := joinRacks(t, services, client.Config{Job: "j", Token: "t", Provider: verbs.ProviderTCP, Optimizer: "sgd_torch",
 		Mode: "eager", Hyper: map[string]float64{"lr": 1}})

@@ -3,6 +3,8 @@ package client
 import (
 	"errors"
 	"fmt"
+	"runtime"
+	"slices"
 	"unsafe"
 
 	cworker "github.com/rackweave/rackweave/cgo/worker"
@@ -31,6 +33,14 @@ type Op struct {
 	Dst    []byte // of PushPull, Pull and Broadcast
 	// Priority orders what waits to be sent: higher goes first.
 	Priority int32
+	// Rows, if not nil, are the numbers of the rows of a sparse tensor that the operation is on, at most as many as the tensor has.
+	// Rows of Push and PushPull ascend strictly; rows of Pull come in any order and may repeat. Src of Push and PushPull, and Dst of
+	// Pull, hold these rows alone, in this order. Dst of PushPull is the whole tensor, and only the rows that any worker pushed are
+	// written; it may be Src if that has all rows, and otherwise they have no memory in common. A worker that touches no rows pushes
+	// an empty slice that is not nil, because the others wait for it.
+	Rows []int64
+	// Union, if not nil, gets the numbers of the rows that PushPull of a sparse tensor has written.
+	Union *Union
 }
 
 // Submit starts operations and returns their handles. A tensor has one operation at a time: starting another is an error that wraps
@@ -61,6 +71,7 @@ func (x *exchange) SubmitTo(handles []Handle, ops []Op) ([]Handle, error) {
 		x.scratch = append(x.scratch, cworker.Op{
 			Src: address(op.Src), Dst: address(op.Dst), Tensor: uint32(op.Tensor), Priority: op.Priority, Kind: uint8(op.Kind),
 		})
+		tensors[op.Tensor].rows(op, &x.scratch[i])
 	}
 	if len(x.ids) < len(ops) {
 		x.ids = make([]uint64, len(ops))
@@ -83,7 +94,7 @@ func (x *exchange) SubmitTo(handles []Handle, ops []Op) ([]Handle, error) {
 			p.pinner.Unpin()
 			p.id = x.ids[i]
 			if pins != nil {
-				p.pinner = pins[i].pinner
+				p.pinner, pins[i].pinner = pins[i].pinner, runtime.Pinner{}
 			}
 			handles = append(handles, Handle{x, x.ids[i]})
 		}
@@ -98,29 +109,38 @@ func (x *exchange) check(tensors []Tensor, op *Op) error {
 		return fmt.Errorf("%v of tensor %d: %d are registered", op.Kind, op.Tensor, len(tensors))
 	}
 	t := &tensors[op.Tensor]
-	want := t.Elems() * uint64(t.MemoryType.Size())
-	reads := op.Kind == Push || op.Kind == PushPull || op.Kind == Broadcast && x.info.Rank == 0
-	if reads && uint64(len(op.Src)) != want {
-		return fmt.Errorf("%v %q: source of %d bytes: the tensor has %d", op.Kind, t.Name, len(op.Src), want)
+	src, dst, err := t.sizes(op)
+	if err != nil {
+		return err
 	}
-	if op.Kind != Push && uint64(len(op.Dst)) != want {
-		return fmt.Errorf("%v %q: destination of %d bytes: the tensor has %d", op.Kind, t.Name, len(op.Dst), want)
+	reads := op.Kind == Push || op.Kind == PushPull || op.Kind == Broadcast && x.info.Rank == 0
+	if reads && uint64(len(op.Src)) != src {
+		return fmt.Errorf("%v %q: source of %d bytes: it takes %d", op.Kind, t.Name, len(op.Src), src)
+	}
+	if op.Kind != Push && uint64(len(op.Dst)) != dst {
+		return fmt.Errorf("%v %q: destination of %d bytes: it takes %d", op.Kind, t.Name, len(op.Dst), dst)
 	}
 	return nil
 }
 
-func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
+func address[T any](s []T) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(s))) }
 
 // pinAll pins the buffers that may be Go memory. It returns nil without any.
 func (x *exchange) pinAll(ops []Op) []pin {
 	var pins []pin
 	for i := range ops {
-		for _, b := range [...][]byte{ops[i].Src, ops[i].Dst} {
+		op := &ops[i]
+		memory := [...][]byte{op.Src, op.Dst, asBytes(op.Rows), nil, nil}
+		if op.Union != nil {
+			memory[3], memory[4] = asBytes(op.Union.ids), asBytes(unsafe.Slice(&op.Union.n, 1))
+		}
+		for _, b := range memory {
 			if len(b) == 0 || x.session.Holds(b) {
 				continue
 			}
 			if pins == nil {
-				pins = make([]pin, len(ops))
+				x.pinning = slices.Grow(x.pinning[:0], len(ops))[:len(ops)]
+				pins = x.pinning
 			}
 			pins[i].pinner.Pin(unsafe.SliceData(b))
 		}

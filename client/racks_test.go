@@ -154,7 +154,7 @@ func trainTogether(t *testing.T, shape string, n, pods int) {
 func TestRacksThatDoNotAgreeAreRefusedByName(t *testing.T) {
 	secure := httptest.NewTLSServer(http.NotFoundHandler())
 	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
-	defer secure.Close()
+	t.Cleanup(secure.Close)
 	at := func(url string) func(int, *racks.Cluster) { // where rack 0 looks for rack 1
 		return func(rack int, c *racks.Cluster) {
 			if rack == 0 {
@@ -200,6 +200,7 @@ func TestRacksThatDoNotAgreeAreRefusedByName(t *testing.T) {
 		{"outer", unlike(func(c *racks.Cluster) { c.Outer = "every=4,rule=sgd,lr=1" }), nil, files},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			services := serveRacks(t, 2, tc.spoil)
 			began := time.Now()
 			workers := make([]*client.Worker, 4)
@@ -299,6 +300,7 @@ func TestRacksThatListenOnEveryAddressConnect(t *testing.T) {
 }
 
 func TestARackThatIsDrainingIsSaidToBe(t *testing.T) {
+	t.Parallel()
 	services := serveRacks(t, 2, nil)
 	ctx, cancel := context.WithCancel(context20(t))
 	defer cancel()
@@ -451,15 +453,25 @@ func TestTheSumsOfRacksCountAgainstTheQuota(t *testing.T) {
 
 // A remedy is not offered to a job that cannot use it.
 func TestAJobOverRacksIsNotToldToSpread(t *testing.T) {
+	t.Parallel()
 	o := service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, Window: 8, Quota: service.Quota{MemoryBytes: 64 << 20}}
 	cfg := client.Config{Job: "j", Provider: verbs.ProviderTCP, Mode: "eager", Optimizer: "sgd_torch"}
 	workers, errs := joinRacks(t, serveRacksWith(t, 2, o, nil), cfg)
 	noErrors(t, errs)
-	for _, err := range every(workers, func(_ int, w *client.Worker) error {
+	register := func(_ int, w *client.Worker) error {
 		return w.Register(context20(t), []client.Tensor{{Name: "large", Shape: []uint64{1 << 25}}})
-	}) {
-		if err == nil || !strings.Contains(err.Error(), "it may have 67108864 in all") || strings.Contains(err.Error(), "spread") {
+	}
+	quota, elsewhere := "it may have 67108864 in all", `failed in rack "r0"`
+	for _, err := range every(workers[:2], register) {
+		if err == nil || !strings.Contains(err.Error(), quota) || strings.Contains(err.Error(), "spread") {
 			t.Errorf("%v, want the quota named and no job spread", err)
+		}
+	}
+	// The other rack refuses, too, unless it has heard by then.
+	for _, err := range every(workers[2:], register) {
+		if err == nil || !strings.Contains(err.Error(), quota) && !strings.Contains(err.Error(), elsewhere) ||
+			strings.Contains(err.Error(), "spread") {
+			t.Errorf("%v, want the quota or the rack named that refused first, and no job spread", err)
 		}
 	}
 }

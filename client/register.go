@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 
 	cworker "github.com/rackweave/rackweave/cgo/worker"
@@ -21,6 +22,47 @@ type Tensor struct {
 	LRMult, WDMult *float64
 	WireType       chunk.DType // how elements travel; if 0, Config.WireType
 	MemoryType     chunk.DType // how they lie in this worker's buffers; if 0, Config.MemoryType
+	// Sparse declares that a gradient may have only some of the rows. A row is one index of the first dimension.
+	Sparse bool
+	// Standard makes the rule update rows of a sparse tensor that have no gradient as if it were 0. Otherwise such rows do not change.
+	Standard bool
+	// Frequencies, if not nil, holds for each of the Shape[0] rows of a sparse tensor how often a worker touches it: finite numbers of
+	// at least 0, in a unit common to the job's tensors, and the same at every worker. Rows are placed by them so that lanes are
+	// touched alike. If nil, rows are dealt evenly.
+	Frequencies []float32
+}
+
+// touches returns the sum of the frequencies of each chunk's rows, or nil if none are given.
+func (t *Tensor) touches(chunkBytes int) ([]float32, error) {
+	if t.Frequencies == nil {
+		return nil, nil
+	}
+	of := chunk.Tensor{DType: t.WireType, Width: t.width()}
+	if of.Width == 0 || uint64(len(t.Frequencies)) != t.Shape[0] {
+		return nil, fmt.Errorf("tensor %q of shape %v has %d frequencies of rows: give one for each row of a sparse tensor, or none",
+			t.Name, t.Shape, len(t.Frequencies))
+	}
+	rows := max(int(of.PerChunk(chunkBytes))/int(of.Width), 1)
+	sums := make([]float32, 0, len(t.Frequencies)/rows+1)
+	for part := range slices.Chunk(t.Frequencies, rows) {
+		sum := 0.0
+		for i, f := range part {
+			if !(f >= 0 && f <= math.MaxFloat32) {
+				return nil, fmt.Errorf("tensor %q: row %d has the frequency %v: use finite numbers of at least 0", t.Name, len(sums)*rows+i, f)
+			}
+			sum += float64(f)
+		}
+		sums = append(sums, float32(sum))
+	}
+	return sums, nil
+}
+
+// width returns the number of elements in a row of a sparse tensor, or 0.
+func (t *Tensor) width() uint32 {
+	if !t.Sparse || len(t.Shape) == 0 || t.Shape[0] == 0 {
+		return 0
+	}
+	return uint32(t.Elems() / t.Shape[0])
 }
 
 // Elems returns how many elements the tensor has.
@@ -53,9 +95,18 @@ func (w *Worker) Register(ctx context.Context, tensors []Tensor) error {
 		if t.MemoryType.Size() == 0 {
 			return fmt.Errorf("register: tensor %q has %v in memory: use f32, bf16 or f16", t.Name, t.MemoryType)
 		}
-		batch[i] = chunk.Tensor{Name: t.Name, Elems: t.Elems(), DType: t.WireType}
-		descs[i] = cworker.Tensor{Elems: t.Elems(), WireType: uint8(t.WireType), MemoryType: uint8(t.MemoryType)}
-		req.Tensors[i] = &api.Tensor{Name: t.Name, Shape: t.Shape, Dtype: t.WireType.String(), LrMult: t.LRMult, WdMult: t.WDMult}
+		batch[i] = chunk.Tensor{Name: t.Name, Elems: t.Elems(), DType: t.WireType, Width: t.width()}
+		descs[i] = cworker.Tensor{
+			Elems: t.Elems(), WireType: uint8(t.WireType), MemoryType: uint8(t.MemoryType), Width: t.width(),
+		}
+		touches, err := t.touches(w.plan.ChunkBytes())
+		if err != nil {
+			return fmt.Errorf("register: %w", err)
+		}
+		req.Tensors[i] = &api.Tensor{
+			Name: t.Name, Shape: t.Shape, Dtype: t.WireType.String(), LrMult: t.LRMult, WdMult: t.WDMult, Sparse: t.Sparse,
+			Standard: t.Standard, ChunkTouches: touches,
+		}
 	}
 	call, cancel, ms := membership.Bound(ctx, w.cfg.Timeout)
 	defer cancel()

@@ -74,7 +74,7 @@ func (w *Worker) connect(ctx context.Context) error {
 	if w.devices, err = openDevices(&w.cfg, w.info); err != nil {
 		return err
 	}
-	// By reference a few buffers, which stay in the cache, are enough. Otherwise every slot has one.
+	// By reference few buffers are enough. Otherwise every slot has one.
 	staging := w.info.Window
 	if w.info.ByReference {
 		staging = min(staging, stagingByReference)
@@ -134,8 +134,8 @@ func answersOf(info *api.JoinResponse) uint8 {
 	return cworker.AnswersChanges
 }
 
-// stagingByReference is the number of staging buffers of a lane if the aggregator reads payloads in place.
-const stagingByReference = 32
+// stagingByReference is the number of staging buffers of a lane if the aggregator reads payloads in place: four a sparse tensor.
+const stagingByReference = 128
 
 // Close leaves the job and releases everything. Memory from [Worker.Alloc] must not be touched afterwards. A worker that closes
 // with operations in flight fails the job. Closing again does nothing.
