@@ -1,12 +1,15 @@
 package client_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service"
@@ -232,6 +235,33 @@ func TestRacksThatCommitWithOtherValuesAreRefusedByName(t *testing.T) {
 }
 
 // Sums and results cross between racks in bf16: all workers get the same rounded values, and a checkpoint keeps the masters.
+func TestAWaitForAnotherRackNamesTheRack(t *testing.T) {
+	services := serveRacks(t, 2, nil)
+	tr := trainRacks(t, services, client.Config{Job: "j", Token: "t", Provider: verbs.ProviderTCP})
+	handles := make([]client.Handle, 2)
+	for rank := range handles {
+		var err error
+		x := client.Bytes(tr.results[rank][3])
+		if handles[rank], err = tr.workers[rank].PushPull(3, x, x, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waitFor(t, "rack 0 to wait for the other", func() bool {
+		status, err := client.Status(context20(t), client.Config{Server: services[0].URL(), Token: "t"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		j := status.Jobs[0]
+		return j.Members[0].AwaitedChunks == 0 && j.Members[1].AwaitedChunks == 0 && j.Racks[1].AwaitedChunks > 0
+	})
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	const want = `waits for rack "r1"`
+	if err := handles[0].Wait(ctx); !errors.Is(err, client.ErrTimeout) || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want it to say %s", err, want)
+	}
+}
+
 func TestRacksWithACoreOfBF16GetTheSameValues(t *testing.T) {
 	o := service.Options{Providers: []string{verbs.ProviderSHM}, Cores: 1, CheckpointDir: t.TempDir()}
 	services := serveRacksWith(t, 2, o, func(_ int, c *racks.Cluster) { c.Core = "bf16" })
@@ -325,6 +355,7 @@ func TestASlowRackIsNamedInEveryStatus(t *testing.T) {
 
 // Racks whose workers register different tensors are refused, both by name.
 func TestRacksWithOtherPlansAreRefusedByName(t *testing.T) {
+	t.Parallel()
 	services := serveRacks(t, 2, nil)
 	workers, errs := joinRacks(t, services, client.Config{Job: "j", Provider: verbs.ProviderTCP})
 	for _, err := range errs {
@@ -342,11 +373,16 @@ func TestRacksWithOtherPlansAreRefusedByName(t *testing.T) {
 
 // Workers of two racks that save at once do not wait for each other: at least one saves, and the other is told why it may not.
 func TestRacksThatSaveAtOnceDoNotWaitForEachOther(t *testing.T) {
+	t.Parallel()
 	o := service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, CheckpointDir: t.TempDir()}
 	tr := trainRacks(t, serveRacksWith(t, 2, o, nil), adam(verbs.ProviderTCP))
 	tr.start()
 	tr.barrier("started")
-	for range 20 {
+	times := 20
+	if testing.Short() { // under a detector each takes longer, and shows the same
+		times = 5
+	}
+	for range times {
 		errs := every(tr.workers, func(rank int, w *client.Worker) error {
 			if rank%2 == 1 {
 				return nil

@@ -64,7 +64,7 @@ func onesAndZeros(tensors []client.Tensor) (ones, zeros [][]float32) {
 func TestWorkersTrainOutOfStep(t *testing.T) {
 	const steps, n = 4, 4
 	tensors := model()
-	for _, provider := range software {
+	for _, provider := range providers() {
 		for _, policy := range []string{"asp", "ssp:s=0", "lagtuner:sl=1,su=2,reading=loose", "backup:b=0", "k-batch-asp:k=2"} {
 			t.Run(provider+" "+policy, func(t *testing.T) {
 				workers := joinAll(t, serve(t, service.Options{Providers: []string{provider}}), streamConfig(provider, policy, n))
@@ -252,6 +252,7 @@ func TestStatusSaysForWhomAHeldWorkerWaits(t *testing.T) {
 }
 
 func TestTraceTellsOfEveryStep(t *testing.T) {
+	t.Parallel()
 	const steps, n = 6, 2
 	tensors := model()[:3]
 	for _, policy := range []string{"", "ssp:s=1"} {
