@@ -35,6 +35,9 @@ func (j *Jobs) Check() error {
 	case j.Replay || j.Verify:
 		return errors.New("several jobs side by side are not replayed or verified: leave --replay and --verify out")
 	}
+	if j.Flood && j.Sparse() {
+		return errors.New("a flood of whole tensors beside rows of an embedding: leave one of the two out")
+	}
 	return j.Spec.Check()
 }
 

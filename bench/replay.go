@@ -66,8 +66,8 @@ func (r *replayer) run(ctx context.Context) (*trace, error) {
 	}
 	tr.Starts = append(tr.Starts, time.Now().UnixNano())
 	err := r.w.WaitAll(ctx, r.last)
-	for t := 0; t < tensors && err == nil; t++ {
-		err = r.took(r.s.Steps()-1, t)
+	if err == nil {
+		err = r.ended(r.s.Steps() - 1)
 	}
 	return tr, err
 }

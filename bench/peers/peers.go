@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/rackweave/rackweave/bench/rows"
 )
 
 var (
@@ -31,6 +33,10 @@ type Spec struct {
 	Warmup  int
 	// Tensors are the bytes of each tensor, in all Bytes, to be reduced one by one. If empty, one flat buffer.
 	Tensors []uint64
+	// Rows, if it has any, is an embedding whose touched rows each worker exchanges, as its gradients: Bytes with their numbers.
+	// Gloo sums sparse gradients, and MXNet pushes rows and pulls those of the next step.
+	Rows rows.Spec
+	Seed uint64 // of Rows
 	// Hosts are the network namespaces of the workers, by rank. If empty, all workers are in this process's. Servers are those of a
 	// kvstore's servers. If empty, one server runs beside the workers.
 	Hosts, Servers []Host
@@ -70,6 +76,19 @@ func ByName(names []string) ([]*Peer, error) {
 		}
 	}
 	return found, nil
+}
+
+// OfRows returns the named peer for exchanges of rows: of their sums, or with an optimizer.
+func OfRows(names []string, optimizer string) ([]*Peer, error) {
+	name, sums := strings.Join(names, ","), optimizer == "sum"
+	switch {
+	case name == "gloo" && sums:
+		return []*Peer{newPeer(name, gloo(), asInstalled)}, nil
+	case name == "mxnet" && !sums:
+		return []*Peer{newPeer("dist_sync", mxnet(), mxnetRowsSettings)}, nil
+	}
+	return nil, fmt.Errorf("--sparse with --with %s and --optimizer %s: use --with gloo without --optimizer, "+
+		"or --with mxnet --optimizer sgd_mxnet", name, optimizer)
 }
 
 // deadline returns how long a run may take: start-up, and the exchanges at a rate that is slow for any peer on any machine.

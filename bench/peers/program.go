@@ -82,7 +82,7 @@ func (p *Peer) Run(ctx context.Context, spec Spec) (report.Times, error) {
 	if err := spec.check(); err != nil {
 		return report.Times{}, fmt.Errorf("%s: %w", p.Name, err)
 	}
-	key := fmt.Sprint(spec.Workers, spec.Bytes, spec.DType, spec.Tensors, spec.Hosts, spec.Servers)
+	key := fmt.Sprint(spec.Workers, spec.Bytes, spec.DType, spec.Tensors, spec.Rows, spec.Hosts, spec.Servers)
 	best, known := p.choices[key]
 	if !known {
 		best = p.choose(ctx, spec)

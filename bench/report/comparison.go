@@ -33,7 +33,9 @@ type Comparison struct {
 	Workers int     `json:"workers"`
 	Bytes   uint64  `json:"bytes"`
 	DType   string  `json:"dtype"`
-	Rounds  int     `json:"rounds"`
+	// Of describes the exchange of what is not whole gradients.
+	Of     string `json:"of,omitempty"`
+	Rounds int    `json:"rounds"`
 	// Contenders begins with ours, to which the ratios compare the others.
 	Contenders []Contender `json:"contenders"`
 	// Missing says, by name, why a peer was not compared and which command installs it.
@@ -110,7 +112,11 @@ func Median(values []float64) float64 {
 
 // WriteTable prints the comparison: a row per contender, the ratio being how many times faster ours is.
 func (c *Comparison) WriteTable(w io.Writer) {
-	header(w, c.Machine, c.Note, "%d bytes of %s, %s, medians of %s in turn", c.Bytes, c.DType, numa.Count(c.Workers, "worker"),
+	of := c.DType
+	if c.Of != "" {
+		of += ", " + c.Of
+	}
+	header(w, c.Machine, c.Note, "%d bytes of %s, %s, medians of %s in turn", c.Bytes, of, numa.Count(c.Workers, "worker"),
 		numa.Count(c.Rounds, "round"))
 	fmt.Fprintln(w, "#")
 	line(w, "#%12s %10s %10s %8s %8s %8s %8s %17s  %s", "", "time", "p99", "algbw", "busbw", "#wrong", "ours is", "least to most",

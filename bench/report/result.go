@@ -20,6 +20,8 @@ type Result struct {
 	ChunkBytes uint32 `json:"chunk_bytes"`
 	// Codecs is nil without codecs.
 	Codecs *Codecs `json:"codecs,omitempty"`
+	// Rows is nil where whole tensors were exchanged.
+	Rows *Rows `json:"rows,omitempty"`
 	// Lanes is the number of cores that aggregate.
 	Lanes int `json:"lanes"`
 	// Memory holds gradients and results: "arenas" of the transport, or "ordinary memory".

@@ -5,6 +5,9 @@ Every iteration refills the buffers (torch reduces in place; the refill is off t
 timed by each rank for itself; the slowest rank's time is the iteration's. The last iteration's sums are compared with
 what they must be, element by element: the inputs are small integers, so any order of adding gives the same bits.
 
+With --rows a rank's buffer is a sparse gradient of an embedding: a coalesced COO tensor with the rows that a file names, whose
+union every rank gets, as DistributedDataParallel reduces them.
+
 What can make Gloo faster on a host is an option, so that whoever compares with it can give it its best:
   --pieces   the flat buffer is reduced as this many concurrent operations (one alone sends, receives and adds in turn)
   --devices  as many sets of connections, used in turn by successive operations
@@ -42,6 +45,9 @@ def parse():
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--tensors", metavar="FILE", help="one operation per tensor instead of one flat buffer: a file with "
                    "the bytes of a tensor per line, in all --bytes; --pieces is then not used")
+    p.add_argument("--rows", metavar="ROWS,WIDTH", type=lambda s: [int(n) for n in s.split(",")], help="shape of an embedding")
+    p.add_argument("--ids", metavar="FILE", help="with --rows: int64 rows, ascending, by rank and iteration; as many for each")
+    p.add_argument("--sets", type=int, default=1, help="iterations of --ids, which are used in turn")
     p.add_argument("--hosts", metavar="NAMESPACE=ADDRESS,...", help="network namespaces of the ranks")
     p.add_argument("--interface", default="lo", help="network device to use, in each namespace")
     p.add_argument("--timeout", type=float, default=60, help="seconds that one operation may take")
@@ -52,7 +58,10 @@ def parse():
         p.error("at least one element, one iteration and one piece are needed")
     if not 1 <= args.workers <= MOST_WORKERS:
         p.error(f"--workers: {args.workers}, from 1 to {MOST_WORKERS} can be checked")
-    if args.tensors:
+    if args.rows:
+        count = os.path.getsize(args.ids) // 8
+        args.ids = torch.from_file(args.ids, size=count, dtype=torch.int64).view(args.workers, args.sets, -1)
+    elif args.tensors:
         with open(args.tensors) as f:
             args.lengths = [int(line) // size for line in f if line.strip()]
         if sum(args.lengths) != args.count:
@@ -88,6 +97,18 @@ def exchange(rank, args, store):
     """One rank's whole run: the iterations' times in microseconds, of the slowest rank, and the wrong elements of all."""
     torch.set_num_threads(1)  # for the refill, the only thing torch itself computes: one core per rank at most
     group = connect(rank, args, store)
+    times, wrong = (exchange_rows if args.rows else exchange_dense)(rank, args, group)
+    wrong = torch.tensor([wrong])
+    slowest = torch.tensor(times[args.warmup:], dtype=torch.float64)
+    maximum = dist.AllreduceOptions()
+    maximum.reduceOp = dist.ReduceOp.MAX
+    group.allreduce([slowest], maximum).wait()
+    group.allreduce([wrong]).wait()
+    group.barrier().wait()
+    return {"times_us": [round(t, 3) for t in slowest.tolist()], "wrong": int(wrong)}
+
+
+def exchange_dense(rank, args, group):
     inputs = filled(args, [(i + rank) % PERIOD for i in range(PERIOD)])
     work = torch.empty_like(inputs)
     tensors = work.split(args.lengths)
@@ -100,14 +121,31 @@ def exchange(rank, args, store):
             operation.wait()
         times.append((time.perf_counter() - start) * 1e6)
     want = filled(args, [sum((i + r) % PERIOD for r in range(args.workers)) for i in range(PERIOD)])
-    wrong = torch.tensor([int((work != want).sum())])
-    slowest = torch.tensor(times[args.warmup:], dtype=torch.float64)
-    maximum = dist.AllreduceOptions()
-    maximum.reduceOp = dist.ReduceOp.MAX
-    group.allreduce([slowest], maximum).wait()
-    group.allreduce([wrong]).wait()
-    group.barrier().wait()
-    return {"times_us": [round(t, 3) for t in slowest.tolist()], "wrong": int(wrong)}
+    return times, int((work != want).sum())
+
+
+def gradient(rank, args, ids):
+    """A rank's gradient: element j of row i is (i + j + rank) % PERIOD."""
+    values = (ids[:, None] + torch.arange(args.rows[1]) + rank) % PERIOD
+    return torch.sparse_coo_tensor(ids[None], values.to(DTYPES[args.dtype]), args.rows)._coalesced_(True)
+
+
+def exchange_rows(rank, args, group):
+    times = []
+    for iteration in range(args.warmup + args.iters):
+        ids = args.ids[:, iteration % args.sets]
+        work = gradient(rank, args, ids[rank])
+        group.barrier().wait()
+        start = time.perf_counter()
+        group.allreduce([work]).wait()
+        times.append((time.perf_counter() - start) * 1e6)
+    union, got = ids.unique(), work.coalesce()
+    if not torch.equal(got.indices()[0], union):
+        return times, union.numel() * args.rows[1]
+    want = torch.zeros(union.numel(), args.rows[1], dtype=got.dtype)
+    for r in range(args.workers):
+        want[torch.searchsorted(union, ids[r])] += gradient(r, args, ids[r]).values()
+    return times, int((got.values() != want).sum())
 
 
 def rank_main(rank, args, store, results):

@@ -6,6 +6,9 @@ overwrites them; that is off the clock), and meets at a barrier, where rank 0 na
 pushpull for each tensor as gluon.Trainer does, and waits until MXNet's engine has nothing left to do. The iteration's time is
 from that instant until the last rank is done, so that no rank works off the clock. The last sums are compared with what they
 must be, element by element: the inputs are small integers, so any order of adding gives the same bits.
+
+With --rows an iteration pushes a row_sparse gradient of one embedding, which the servers update by SGD, and row_sparse_pulls the
+rows of the next iteration.
 """
 import argparse
 import json
@@ -32,6 +35,9 @@ def parse():
     p.add_argument("--iters", type=int, default=20)
     p.add_argument("--warmup", type=int, default=5)
     p.add_argument("--tensors", metavar="FILE", help="a file with the bytes of a tensor per line, in all --bytes")
+    p.add_argument("--rows", metavar="ROWS,WIDTH", type=lambda s: [int(n) for n in s.split(",")], help="shape of an embedding")
+    p.add_argument("--ids", metavar="FILE", help="with --rows: int64 rows, ascending, by rank and iteration; as many for each")
+    p.add_argument("--sets", type=int, default=1, help="iterations of --ids, which are used in turn")
     p.add_argument("--servers", type=int, default=1, help="of dist_sync")
     p.add_argument("--hosts", metavar="NAMESPACE=ADDRESS,...", help="network namespaces of the workers; dist_sync's scheduler is "
                    "in the first")
@@ -48,7 +54,7 @@ def parse():
     if args.tensors:
         with open(args.tensors) as f:
             args.sizes = [int(line) // 4 for line in f if line.strip()]
-    if sum(args.sizes) * 4 != args.bytes or 0 in args.sizes:
+    if not args.rows and sum(args.sizes) * 4 != args.bytes or 0 in args.sizes:
         p.error(f"--tensors: {sum(args.sizes)} elements in {args.tensors}, {args.bytes} bytes in --bytes")
     return args
 
@@ -63,18 +69,25 @@ def together(starts, iteration, rank):
     return starts[iteration]
 
 
-def work(args):
-    """One rank's whole run; leaves its times in microseconds and its wrong elements in the directory of results."""
-    if args.store == "rackweave":
-        import rackweave.mxnet
-        from rackweave.mxnet import _arena
-    import mxnet as mx
-    import numpy as np
+def timed(args, store, mx, np, prepare, exchange):
+    """The times of all measured iterations in microseconds."""
+    starts = np.memmap(os.path.join(args.results, "starts"), np.float64)
+    times = []
+    for iteration in range(args.warmup + args.iters):
+        prepare(iteration)
+        mx.nd.waitall()
+        store._barrier()
+        start = together(starts, iteration, store.rank)
+        exchange()
+        mx.nd.waitall()
+        times.append((time.perf_counter() - start) * 1e6)
+    return times[args.warmup:]
 
-    store = mx.kv.create("dist_sync" if args.store == "dist_sync" else "dist_sync_rackweave")
 
+def work_dense(args, store, mx, np):
     def tensors(name):
         if args.store == "rackweave" and args.memory == "arena":
+            from rackweave.mxnet import _arena
             return [getattr(_arena, name)((size,), np.float32) for size in args.sizes]
         return [mx.nd.empty((size,)) for size in args.sizes]
 
@@ -89,22 +102,67 @@ def work(args):
     for i, out in enumerate(outputs):
         out[:] = -1
         store.broadcast(i, out, out=out)
-    starts = np.memmap(os.path.join(args.results, "starts"), np.float64)
-    times = []
-    for iteration in range(args.warmup + args.iters):
+
+    def prepare(iteration):
         for value in inputs:
             fill(value)
-        mx.nd.waitall()
-        store._barrier()
-        start = together(starts, iteration, store.rank)
+
+    def exchange():
         for i, (value, out) in enumerate(zip(inputs, outputs)):
             store.pushpull(i, value, out=out, priority=-i)
-        mx.nd.waitall()
-        times.append((time.perf_counter() - start) * 1e6)
+
+    times = timed(args, store, mx, np, prepare, exchange)
     period = np.array([sum((i + r) % PERIOD for r in range(args.workers)) for i in range(PERIOD)], np.float32)
-    wrong = sum(int((out.asnumpy() != np.resize(period, out.size)).sum()) for out in outputs)
+    return times, sum(int((out.asnumpy() != np.resize(period, out.size)).sum()) for out in outputs)
+
+
+def work_rows(args, store, mx, np):
+    rows, width = args.rows
+    ids = np.fromfile(args.ids, np.int64).reshape(args.workers, args.sets, -1)
+    columns = np.arange(width)
+
+    def gradient(rank, ids):
+        return ((ids[:, None] + columns + rank) % PERIOD).astype(np.float32)
+
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=1, rescale_grad=1))  # it is lazy with row_sparse gradients
+    store.init("embedding", mx.nd.ones((rows, width)).tostype("row_sparse"))
+    out = mx.nd.sparse.zeros("row_sparse", (rows, width))
+    now = {}
+
+    def prepare(iteration):
+        mine = ids[store.rank, iteration % args.sets]
+        now["gradient"] = mx.nd.sparse.row_sparse_array((gradient(store.rank, mine), mine), shape=(rows, width))
+        now["pulled"] = mx.nd.array(ids[store.rank, (iteration + 1) % args.sets], dtype=np.int64)
+
+    def exchange():
+        store.push("embedding", now["gradient"])
+        store.row_sparse_pull("embedding", out=out, row_ids=now["pulled"])
+
+    times = timed(args, store, mx, np, prepare, exchange)
+    steps = args.warmup + args.iters
+    mine = ids[store.rank, steps % args.sets]
+    want = np.ones((mine.size, width), np.float32)
+    for step in range(steps):
+        for rank in range(args.workers):
+            touched = ids[rank, step % args.sets]
+            both = np.intersect1d(mine, touched, assume_unique=True, return_indices=True)
+            want[both[1]] -= gradient(rank, both[0])
+    if not np.array_equal(out.indices.asnumpy(), mine):
+        return times, want.size
+    return times, int((out.data.asnumpy() != want).sum())
+
+
+def work(args):
+    """One rank's whole run; leaves its times in microseconds and its wrong elements in the directory of results."""
+    if args.store == "rackweave":
+        import rackweave.mxnet
+    import mxnet as mx
+    import numpy as np
+
+    store = mx.kv.create("dist_sync" if args.store == "dist_sync" else "dist_sync_rackweave")
+    times, wrong = (work_rows if args.rows else work_dense)(args, store, mx, np)
     with open(os.path.join(args.results, str(store.rank)), "w") as f:
-        json.dump({"times_us": times[args.warmup:], "wrong": wrong, "version": mx.__version__}, f)
+        json.dump({"times_us": times, "wrong": wrong, "version": mx.__version__}, f)
     store._barrier()
 
 
