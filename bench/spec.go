@@ -11,6 +11,7 @@ import (
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/bench/models"
 	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/bench/rows"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/hierarchy/outer"
@@ -26,6 +27,7 @@ type Spec struct {
 	// ProviderOptions apply to every device that is opened, as key=value,…; the provider must be named.
 	ProviderOptions string
 	Model           models.Model
+	Rows            rows.Spec   // if it has any, the model is an embedding, and workers exchange the rows that they touch
 	DType           chunk.DType // on the wire; buffers are f32
 	Optimizer       string      // "sum": aggregate only
 	Hyper           map[string]float64
@@ -89,6 +91,9 @@ func (s *Spec) Check() error {
 	if s.Iters < 1 || s.Iters > maxIters || s.Warmup < 0 || s.Warmup > maxIters {
 		return fmt.Errorf("%d iterations after %d to warm up: use 1 to %d, after 0 to %d", s.Iters, s.Warmup, maxIters, maxIters)
 	}
+	if err := s.checkRows(); err != nil {
+		return err
+	}
 	if len(s.Model.Tensors) == 0 {
 		return fmt.Errorf("model %q has no tensors", s.Model.Name)
 	}
@@ -101,6 +106,10 @@ func (s *Spec) Check() error {
 	s.ChunkBytes = cmp.Or(s.ChunkBytes, chunk.DefaultChunkBytes)
 	if _, err := chunk.NewPlan(chunk.Config{ChunkBytes: s.ChunkBytes, Lanes: make([]chunk.Lane, 1)}); err != nil {
 		return err
+	}
+	if row := s.Rows.Width * s.DType.Size(); s.Sparse() && row+chunk.RowBytes > s.ChunkBytes {
+		return fmt.Errorf("rows of %d bytes and %d more do not fit a chunk of %d: use a larger --chunk-bytes, up to %d, or a smaller width",
+			row, chunk.RowBytes, s.ChunkBytes, chunk.MaxChunkBytes)
 	}
 	if s.Jitter < 0 {
 		return fmt.Errorf("jitter %v: use 0 or more", s.Jitter)
@@ -222,8 +231,13 @@ func (s *Spec) optimizer() (rule optim.Rule, h optim.Hyper, err error) {
 	return rule, h, err
 }
 
-// Bytes returns the model's size on the wire.
-func (s *Spec) Bytes() uint64 { return s.Model.Params() * uint64(s.DType.Size()) }
+// Bytes returns the size on the wire of the model, or of a worker's rows with their numbers.
+func (s *Spec) Bytes() uint64 {
+	if s.Sparse() {
+		return uint64(s.Rows.Touch) * uint64(s.Rows.Width*s.DType.Size()+rowNumber)
+	}
+	return s.Model.Params() * uint64(s.DType.Size())
+}
 
 // Steps returns the number of exchanges of each worker.
 func (s *Spec) Steps() int { return s.Warmup + s.Iters }

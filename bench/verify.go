@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"runtime"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -21,13 +22,17 @@ func onWire(d chunk.DType, x []float32) {
 	}
 }
 
-// reference computes in plain Go each tensor as every worker must hold it after the last exchange, and returns their digests.
-func reference(ctx context.Context, s *Spec, progress *report.Progress) ([]uint64, error) {
+// reference computes in plain Go each tensor as every worker must hold it after the last exchange, and returns their digests by
+// rank. Of rows it computes all that each worker must get.
+func reference(ctx context.Context, s *Spec, progress *report.Progress) ([][]uint64, error) {
 	rule, h, err := s.optimizer()
 	if err != nil {
 		return nil, err
 	}
 	h = rule.Rounded(h)
+	if s.Sparse() {
+		return referenceRows(s, rule, h), nil
+	}
 	out := make([]uint64, len(s.Model.Tensors))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
@@ -40,7 +45,7 @@ func reference(ctx context.Context, s *Spec, progress *report.Progress) ([]uint6
 			return ctx.Err()
 		})
 	}
-	return out, g.Wait()
+	return slices.Repeat([][]uint64{out}, s.Workers), g.Wait()
 }
 
 func referenceTensor(s *Spec, rule optim.Rule, h optim.Hyper, t int) []float32 {

@@ -41,6 +41,9 @@ type workerReport struct {
 	Crossing *crossing      `json:"crossing,omitempty"`
 	Codecs   *report.Codecs `json:"codecs,omitempty"`
 	Recodes  []recode       `json:"recodes,omitempty"`
+
+	Sent, Received uint64   // bytes of all exchanges
+	RowsByLane     []uint64 `json:",omitempty"` // rows that are pushed in [rows.Steps] exchanges
 }
 
 // WorkerMain is a worker process of the benchmark. It ends when it is told to, or its standard input ends: then the benchmark has.
@@ -67,9 +70,10 @@ type buffers struct {
 	ordinary bool // of no arena
 }
 
-func (b *buffers) f32(of []byte, t int) []float32 {
-	part := of[b.offsets[t]:b.offsets[t+1]]
-	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(part))), len(part)/4)
+func (b *buffers) f32(of []byte, t int) []float32 { return f32(of[b.offsets[t]:b.offsets[t+1]]) }
+
+func f32(b []byte) []float32 {
+	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)
 }
 
 // op exchanges a tensor. The next step needs the first layers first.
@@ -85,15 +89,16 @@ func (b *buffers) allocate(w *client.Worker, s *Spec) error {
 	}
 	total := b.offsets[len(s.Model.Tensors)]
 	b.ordinary = !s.Arena
-	for _, p := range []*[]byte{&b.src, &b.dst} {
+	rows := 2 * 4 * s.Rows.Touch * s.Rows.Width // gradients and pulled rows, packed
+	for p, size := range map[*[]byte]int{&b.src: max(total, rows), &b.dst: total} {
 		var err error
 		if s.Arena {
-			*p, err = w.Alloc(total)
+			*p, err = w.Alloc(size)
 		} else { // as an allocator would
-			*p, err = syscall.Mmap(-1, 0, total, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANONYMOUS)
+			*p, err = syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANONYMOUS)
 		}
 		if err != nil {
-			return fmt.Errorf("allocate %d bytes: %w", total, err)
+			return fmt.Errorf("allocate %d bytes: %w", size, err)
 		}
 	}
 	return nil
@@ -136,6 +141,14 @@ func runWorker(ctx context.Context, o *order, say func(workerReport) error) erro
 	return errors.Join(err, b.unmap())
 }
 
+// traffic exchanges whole tensors or rows. Only its steps are on the clock.
+type traffic interface {
+	fill(step int) // makes the gradients of a step
+	step(ctx context.Context, step int) error
+	ended(step int) error // records a step's results
+	results(to *workerReport)
+}
+
 // exchanger is a worker at work.
 type exchanger struct {
 	w       *client.Worker
@@ -157,13 +170,17 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, sa
 	if err := b.allocate(w, s); err != nil {
 		return err
 	}
-	x := exchanger{w: w, s: s, b: b, rank: o.Rank, rng: rand.New(rand.NewPCG(s.Seed, uint64(o.Rank))),
+	x := &exchanger{w: w, s: s, b: b, rank: o.Rank, rng: rand.New(rand.NewPCG(s.Seed, uint64(o.Rank))),
 		ops: make([]client.Op, len(s.Model.Tensors))}
 	x.fill(InitialStep)
 	if err := x.run(ctx, client.Broadcast); err != nil {
 		return err
 	}
-	x.fill(0)
+	work := traffic(x)
+	if s.Sparse() {
+		work = newRowsWorker(x)
+	}
+	work.fill(0)
 	done := workerReport{Done: true, Provider: w.Provider(), Lanes: w.Lanes()}
 	done.Racks, done.Pods = w.Racks()
 	done.Outer, done.Core = w.Outer(), w.Core()
@@ -172,12 +189,12 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, sa
 		return err
 	}
 	if s.Replay {
-		r := replayer{exchanger: &x, say: say}
+		r := replayer{exchanger: x, say: say}
 		if done.Trace, err = r.run(ctx); err != nil {
 			return err
 		}
 		done.TimesUS = done.Trace.times(s.Warmup)
-	} else if done.TimesUS, err = x.measure(ctx, say); err != nil {
+	} else if done.TimesUS, err = s.measure(ctx, say, work); err != nil {
 		return err
 	}
 	if done.Codecs, err = x.codecs(ctx, before); err != nil {
@@ -188,9 +205,12 @@ func exchangeAll(ctx context.Context, w *client.Worker, o *order, b *buffers, sa
 			return err
 		}
 	}
-	for t := range x.ops {
-		done.Digests = append(done.Digests, digest(b.f32(b.dst, t)))
+	after, err := w.Stats()
+	if err != nil {
+		return err
 	}
+	done.Sent, done.Received = after.SentBytes-before.SentBytes, after.ReceivedBytes-before.ReceivedBytes
+	work.results(&done)
 	return say(done)
 }
 
@@ -202,7 +222,10 @@ func declared(s *Spec) []client.Tensor {
 		for k, d := range t.Shape {
 			shape[k] = uint64(d)
 		}
-		tensors[i] = client.Tensor{Name: t.Name, Shape: shape}
+		tensors[i] = client.Tensor{Name: t.Name, Shape: shape, Sparse: s.Sparse()}
+		if s.Rows.Placed {
+			tensors[i].Frequencies = s.Rows.Frequencies(s.Seed)
+		}
 	}
 	return tensors
 }
@@ -215,13 +238,17 @@ func (x *exchanger) fill(step int) {
 }
 
 // run runs an operation on every tensor. A training step produces gradients from the last layer to the first.
-func (x *exchanger) run(ctx context.Context, kind client.Kind) (err error) {
+func (x *exchanger) run(ctx context.Context, kind client.Kind) error {
 	for i := range x.ops {
 		x.ops[i] = x.b.op(kind, len(x.ops)-1-i)
 	}
 	if x.s.Jitter > 0 {
 		inOwnOrder(x.ops, x.rng)
 	}
+	return x.submit(ctx)
+}
+
+func (x *exchanger) submit(ctx context.Context) (err error) {
 	if x.handles, err = x.w.SubmitTo(x.handles[:0], x.ops); err != nil {
 		return err
 	}
@@ -229,7 +256,7 @@ func (x *exchanger) run(ctx context.Context, kind client.Kind) (err error) {
 }
 
 // step exchanges the gradients and, in mode stream, ends the worker's step.
-func (x *exchanger) step(ctx context.Context) error {
+func (x *exchanger) step(ctx context.Context, _ int) error {
 	if err := x.run(ctx, client.PushPull); err != nil || !x.w.Stream() {
 		return err
 	}
@@ -240,30 +267,42 @@ func (x *exchanger) step(ctx context.Context) error {
 	return x.run(ctx, client.Pull)
 }
 
-// measure makes all steps, and returns the times of those after the warm-up in microseconds.
-func (x *exchanger) measure(ctx context.Context, say func(workerReport) error) (us []float64, err error) {
-	for i := range x.s.Steps() {
-		if x.s.Verify && i > 0 {
-			x.fill(i)
+func (x *exchanger) ended(step int) (err error) {
+	for t := 0; t < len(x.ops) && err == nil; t++ {
+		err = x.took(step, t)
+	}
+	return err
+}
+
+func (x *exchanger) results(to *workerReport) {
+	for t := range x.ops {
+		to.Digests = append(to.Digests, digest(x.b.f32(x.b.dst, t)))
+	}
+}
+
+// measure makes all steps, and returns the times of the measured ones in microseconds.
+func (s *Spec) measure(ctx context.Context, say func(workerReport) error, work traffic) (us []float64, err error) {
+	for i := range s.Steps() {
+		if s.Verify && i > 0 {
+			work.fill(i)
 		}
-		if x.s.Jitter > 0 {
+		if s.Jitter > 0 {
 			select {
-			case <-time.After(rand.N(x.s.Jitter)):
+			case <-time.After(rand.N(s.Jitter)):
 			case <-ctx.Done():
 				return nil, context.Cause(ctx)
 			}
 		}
 		start := time.Now()
-		if err := x.step(ctx); err != nil {
+		if err := work.step(ctx, i); err != nil {
 			return nil, err
 		}
-		for t := range x.ops {
-			if err := x.took(i, t); err != nil {
-				return nil, err
-			}
+		took := time.Since(start)
+		if err := work.ended(i); err != nil {
+			return nil, err
 		}
-		if i >= x.s.Warmup {
-			us = append(us, float64(time.Since(start).Nanoseconds())/1e3)
+		if i >= s.Warmup {
+			us = append(us, float64(took.Nanoseconds())/1e3)
 		}
 		if err := say(workerReport{Step: i + 1}); err != nil {
 			return nil, err

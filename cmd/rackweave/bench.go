@@ -14,6 +14,7 @@ import (
 
 	"github.com/rackweave/rackweave/bench"
 	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/bench/rows"
 	"github.com/rackweave/rackweave/chunk"
 )
 
@@ -33,6 +34,12 @@ func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 	f.IntSliceVar(&b.workers, "workers", []int{4}, "workers; several numbers are measured one after another")
 	f.StringVar(&b.spec.Provider, "provider", "auto", "transport: auto, shm, tcp or ibv")
 	b.modelFlags.add(f, usual, value)
+	f.Func("sparse", "instead of a model: exchange the rows that workers touch of an embedding, such as "+rows.Example+
+		", which are the defaults but for zipf; touch: a share or a number; with zipf the k-th most frequent row has the weight k^-zipf; shuffle: rows are not in the order of their "+
+		"frequencies; placed: the aggregator places them by their frequencies", func(text string) (err error) {
+		b.spec.Rows, err = rows.Parse(text)
+		return err
+	})
 	f.StringVar(&b.spec.ProviderOptions, "provider-options", "", "options of the transport's devices, as key=value,…")
 	f.StringVar(&b.spec.Optimizer, "optimizer", "sum", "update rule the aggregator runs; sum: none")
 	f.StringSliceVar(&b.hyper, "hyper", nil, "hyper-parameters, as lr=0.1,momentum=0.9,…")
@@ -57,6 +64,9 @@ func (b *benchFlags) add(cmd *cobra.Command, usual, value string) {
 func (b *benchFlags) complete() ([]bench.Spec, error) {
 	spec := b.spec
 	var err error
+	if spec.Sparse() && (b.model != "" || b.bytes != "" || b.f32Bytes != "") {
+		return nil, errors.New("--sparse is given beside --model, --bytes or --f32-bytes: use one")
+	}
 	if spec.Model, spec.DType, err = b.read(); err != nil {
 		return nil, err
 	}
@@ -126,6 +136,8 @@ func benchCommand() *cobra.Command {
 machine can do of such an exchange is measured in the same run, and the result is printed as a share of it.
 With --replay workers compute as long as the model's layers do, by sleeping: gradients are pushed while the backward pass goes on,
 and each layer's forward pass waits for its own parameters. The step's time is printed in parts.
+With --sparse workers exchange rows of an embedding. With an optimizer each pushes the rows that it touches and pulls those of its
+next step, as with a kvstore; without one it gets the sums of all rows that any worker touches.
 With --jobs several jobs exchange side by side, or all but the last beside one that floods, by turns with one job alone: what each
 gets of its weight's share, and all of what one moves. A flood takes processors of this machine, too: to tell that from what it
 takes in the aggregator, it floods another one by turns, and p99/apart compares with that.`,
@@ -139,6 +151,8 @@ takes in the aggregator, it floods another one by turns, and p99/apart compares 
   rackweave bench --server https://aggregator:7077 --ca aggregator.pem --job resnet --token-file token
   rackweave bench --server http://aggregator-a:7077 --hosts a:3,b:1
   rackweave bench --replay --model resnet50 --workers 8
+  rackweave bench --sparse rows=1000000,width=64,touch=1%,zipf=1.1 --verify
+  rackweave bench --sparse rows=1000000,touch=1% --optimizer sgd_mxnet
   rackweave bench --jobs 4 --workers 1 --bytes 16MB
   rackweave bench --jobs 2 --flood --workers 1 --bytes 1MB
   rackweave bench compare --with gloo,mpi`,
@@ -155,7 +169,7 @@ takes in the aggregator, it floods another one by turns, and p99/apart compares 
 			if err != nil {
 				return err
 			}
-			noRoofline = noRoofline || b.spec.Replay || specs[0].Apart
+			noRoofline = noRoofline || b.spec.Replay || b.spec.Sparse() || specs[0].Apart
 			runner, err := newRunner(cmd)
 			if err != nil {
 				return err
@@ -277,6 +291,9 @@ func printResults(cmd *cobra.Command, results []report.Result, jsonFile string) 
 			fmt.Fprintln(w)
 			if res.Codecs != nil {
 				fmt.Fprintf(w, "# workers=%d: %v\n", res.Workers, res.Codecs)
+			}
+			if res.Rows != nil {
+				fmt.Fprintf(w, "# workers=%d: %v\n", res.Workers, res.Rows)
 			}
 		}
 	})

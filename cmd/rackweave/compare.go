@@ -26,7 +26,9 @@ func compareCommand() *cobra.Command {
 		Example: `  rackweave bench compare --with gloo,mpi
   rackweave bench compare --with gloo --provider tcp --bytes 100MB --workers 8
   rackweave bench compare --with gloo --provider tcp --compress int8
-  rackweave bench compare --with mxnet --model resnet50 --arena`,
+  rackweave bench compare --with mxnet --model resnet50 --arena
+  rackweave bench compare --with gloo --sparse rows=1000000,touch=1%
+  rackweave bench compare --with mxnet --sparse rows=1000000,touch=1% --optimizer sgd_mxnet`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			specs, err := b.complete()
@@ -40,7 +42,8 @@ func compareCommand() *cobra.Command {
 				return fmt.Errorf("workers %v: a comparison is of one number: use one", b.workers)
 			}
 			ours := specs[0]
-			spec := peers.Spec{Workers: ours.Workers, Bytes: ours.Bytes(), DType: b.dtype, Iters: ours.Iters, Warmup: ours.Warmup}
+			spec := peers.Spec{Workers: ours.Workers, Bytes: ours.Bytes(), DType: b.dtype, Iters: ours.Iters, Warmup: ours.Warmup,
+				Rows: ours.Rows, Seed: ours.Seed}
 			run, others, err := contenders(cmd, ours, with, &spec)
 			if err != nil {
 				return err
@@ -48,6 +51,9 @@ func compareCommand() *cobra.Command {
 			c, err := peers.Alternate(cmd.Context(), run, others, spec, rounds, cmd.ErrOrStderr())
 			if len(c.Contenders) == 0 {
 				return err
+			}
+			if ours.Sparse() {
+				c.Of = fmt.Sprintf("%v, optimizer %s", ours.Rows, ours.Optimizer)
 			}
 			// What was measured before an interrupt or a failure is printed, and the error after it.
 			c.Machine, c.Note = report.ThisMachine(), report.NoteFor(c.Contenders[0].Transport) // not the spec's, which may say auto
@@ -64,8 +70,11 @@ func compareCommand() *cobra.Command {
 
 // contenders returns our side of a comparison and the others. With mxnet our side goes through the framework, tensor by tensor.
 func contenders(cmd *cobra.Command, ours bench.Spec, with []string, spec *peers.Spec) (peers.Ours, []*peers.Peer, error) {
-	if !slices.Contains(with, "mxnet") {
+	if ours.Sparse() || !slices.Contains(with, "mxnet") {
 		others, err := peers.ByName(with)
+		if ours.Sparse() {
+			others, err = peers.OfRows(with, ours.Optimizer)
+		}
 		if err != nil {
 			return nil, nil, err
 		}

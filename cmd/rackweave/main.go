@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	_ "github.com/rackweave/rackweave/cgo/monitor"
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/launch"
 )

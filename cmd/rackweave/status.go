@@ -137,6 +137,7 @@ func printJob(w io.Writer, j *api.JobStatus) {
 	}
 	printMembers(w, j)
 	printCodecs(w, j)
+	printSparse(w, j)
 	printRacks(w, j)
 	if j.Parts > 1 {
 		fmt.Fprintf(w, "  part %d of %d: the job is spread over several aggregators, to which all its workers send\n", j.Part+1, j.Parts)
@@ -215,6 +216,22 @@ func coding(c *api.Coding) string {
 	}
 	return fmt.Sprintf("%s\t%.3f\t%.2g\t%.2g\t%d", report.Size(c.GetBytes()), ratio(float64(c.GetBytes()), float64(c.GetRawBytes())),
 		ratio(c.GetLost(), c.GetEnergy()), math.Sqrt(ratio(c.GetLost(), float64(c.GetPayloads()-c.GetRawPayloads()))), c.GetRawPayloads())
+}
+
+// printSparse prints, for each sparse tensor, what a step touches of it.
+func printSparse(w io.Writer, j *api.JobStatus) {
+	for _, t := range j.Sparse {
+		if t.Steps == 0 {
+			continue
+		}
+		merged, steps := float64(t.MergedRows)/float64(t.Steps), float64(t.Steps)
+		fmt.Fprintf(w, "  sparse %s: %d steps; of %d rows a worker touches %.0f, all together %.0f (%.3g%%); %s sent, %.3g of dense\n", t.Name,
+			t.Steps, t.Rows, float64(t.ListedRows)/steps/float64(j.Workers), merged, 100*merged/float64(t.Rows), report.Size(t.ListedBytes),
+			float64(t.ListedBytes)/float64(t.DenseBytes))
+		for _, c := range t.Hottest {
+			fmt.Fprintf(w, "    rows %d to %d: %.1f touched a step\n", c.FirstRow, c.FirstRow+c.Rows-1, float64(c.MergedRows)/steps)
+		}
+	}
 }
 
 // printRacks prints how a job is spread over racks.
