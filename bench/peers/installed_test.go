@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rackweave/rackweave/bench/rows"
 )
 
 // installed skips, with the command that installs it, where a peer is missing.
@@ -47,6 +49,30 @@ func TestPeersSumRightWithEverySetting(t *testing.T) {
 				}
 				if got.Version == "" || got.Transport == "" || got.TimeUS.Min <= 0 || got.TimeUS.Max < got.TimeUS.P50 {
 					t.Errorf("%s: times = %+v, want a version, a transport and times", s.name, got)
+				}
+			}
+		})
+	}
+}
+
+func TestPeersSumAndUpdateRowsRightWithEverySetting(t *testing.T) {
+	embedding, err := rows.Parse("rows=300,width=5,touch=10%,zipf=1.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, optimizer := range map[string]string{"gloo": "sum", "mxnet": "sgd_mxnet"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			found, err := OfRows([]string{name}, optimizer)
+			if err != nil {
+				t.Fatal(err)
+			}
+			peer := found[0]
+			installed(t, peer)
+			for _, s := range peer.settings {
+				got, err := peer.once(t.Context(), Spec{Workers: 3, Bytes: 30 * 24, DType: "f32", Iters: 9, Warmup: 1, Rows: embedding}, s)
+				if err != nil || got.Wrong != 0 || got.TimeUS.Min <= 0 {
+					t.Errorf("%s: %+v, %v; want times and no wrong elements", s.name, got, err)
 				}
 			}
 		})

@@ -50,3 +50,19 @@ func TestStatusPrintsWhyAnotherShapeMayBeFaster(t *testing.T) {
 		}
 	}
 }
+
+func TestStatusTellsWhatAStepTouchesOfASparseTensor(t *testing.T) {
+	var out strings.Builder
+	printSparse(&out, &api.JobStatus{Workers: 4, Sparse: []*api.SparseStatus{
+		{Name: "idle", Rows: 10},
+		{
+			Name: "table", Rows: 1_000_000, Width: 64, Steps: 10, ListedRows: 400_000, ListedBytes: 104_000_000, DenseBytes: 10_240_000_000,
+			MergedRows: 394_000, Hottest: []*api.HotChunk{{FirstRow: 128, Rows: 128, MergedRows: 1280}},
+		},
+	}})
+	want := "  sparse table: 10 steps; of 1000000 rows a worker touches 10000, all together 39400 (3.94%); 99.2 MiB sent, 0.0102 of dense\n" +
+		"    rows 128 to 255: 128.0 touched a step\n"
+	if out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
+}
