@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import rackweave.torch
 
 CLASSES = 10
+ROWS = 1_000_000
 
 
 def perceptron(width: int, layers: int) -> torch.nn.Module:
@@ -45,6 +46,21 @@ def deep() -> torch.nn.Module:
     return torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(64, CLASSES))
 
 
+class Ids(torch.nn.Module):
+    """Turns a batch into numbers of rows, different ones in each step."""
+
+    step = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        return ((x.abs() * ROWS).long() + 7919 * self.step) % ROWS
+
+
+def embedding() -> torch.nn.Module:
+    """Returns a sparse table. Each rank touches one of a hundred rows."""
+    return torch.nn.Sequential(Ids(), torch.nn.EmbeddingBag(ROWS, 64, mode="sum", sparse=True), torch.nn.Linear(64, CLASSES))
+
+
 # For each network what makes it, the shape of one sample, and the samples of a rank's batch.
 NETWORKS: Dict[str, Tuple[Callable[[], torch.nn.Module], Tuple[int, ...], int]] = {
     "mlp-small": (lambda: perceptron(64, 1), (64,), 32),
@@ -52,6 +68,7 @@ NETWORKS: Dict[str, Tuple[Callable[[], torch.nn.Module], Tuple[int, ...], int]] 
     "conv-deep": (deep, (3, 16, 16), 8),
     "mlp-17mb": (lambda: perceptron(1024, 4), (1024,), 16),
     "mlp-67mb": (lambda: perceptron(2048, 4), (2048,), 16),
+    "embedding": (embedding, (20,), 500),
 }
 
 

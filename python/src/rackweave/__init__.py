@@ -7,11 +7,12 @@
     rackweave.push_pull(gradient, "gradient", average=True)
 
 Tensors are numpy arrays, or anything with DLPack, __array_interface__ or the buffer protocol, dense, of float32, bfloat16 or
-float16. For PyTorch see rackweave.torch, for MXNet rackweave.mxnet.
+float16. rackweave.rows exchanges rows of a session's sparse tensors. For PyTorch see rackweave.torch, for MXNet rackweave.mxnet.
 """
 
 from __future__ import annotations
 
+from . import _rows as rows
 from ._buffers import Buffer, as_buffer
 from ._collectives import (
     Average,
@@ -89,6 +90,7 @@ __all__ = [
     "local_size",
     "push_pull",
     "rank",
+    "rows",
     "shutdown",
     "size",
     "stats",

@@ -159,6 +159,20 @@ class Aggregators:
             out += [job for job in jobs if job.get("name") == name][-1:]
         return out
 
+    def awaited(self, name: str, rank: int) -> str:
+        """Asks which ranks keep the job waiting, or which racks if the aggregator's own ranks do not."""
+        try:
+            jobs = self.status(name)
+        except Error:
+            return "; the aggregator does not answer either"
+        members = [m for job in jobs for m in job.get("members", [])]
+        late = {m.get("rank", 0) for m in members if int(m.get("awaitedChunks", 0)) > 0}
+        late = late or {other for m in members if m.get("rank", 0) == rank for other in m.get("waitsFor", [])}
+        if late:
+            return f"; the aggregator waits for {listed('rank', [str(other) for other in sorted(late)])}"
+        racks = [r for job in jobs for r in job.get("racks", []) if not r.get("own") and int(r.get("awaitedChunks", 0)) > 0]
+        return f"; the aggregator waits for {listed('rack', [repr(r['name']) for r in racks])}" if racks else ""
+
     def save(self, request: Mapping[str, Any], timeout: float) -> str:
         """Saves the job's state, or each aggregator's part of it and then the manifest; returns the path at the first."""
         if not self.several:
@@ -279,3 +293,9 @@ def _leave(control: Control, request: Mapping[str, Any]) -> None:
             control.call("Leave", request, _LEAVE_TIMEOUT)
     except Error:
         pass  # the aggregator finds out by the end of the watch
+
+
+def listed(what: str, items: Sequence[str], most: int = 5) -> str:
+    """Returns a text of the first items, and of how many there are more."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return f"{what}{'s' if len(items) > 1 else ''} {', '.join(items[:most])}{more}"

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 
 def on_wire(session: "Session", tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Returns the tensors as they travel: codecs shorten f32."""
+    """Returns the tensors as they travel: codecs shorten f32, and leave rows alone."""
     if session.compress == "none":
         return tensors
-    return [t if t.wire else dataclasses.replace(t, wire="f32") for t in tensors]
+    return [
+        dataclasses.replace(t, compress=False) if t.sparse else t if t.wire else dataclasses.replace(t, wire="f32") for t in tensors
+    ]
 
 
 def compress(session: "Session", first: int, tensors: Sequence[Tensor]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any, Dict, List, Optional, Tuple
 
 from .errors import Error, ForkedError, LibraryError
@@ -78,6 +78,8 @@ class Tensor(_Sized):
         ("memory_type", c_uint8),
         ("reserved", c_uint8 * 2),
         ("elems", c_uint64),
+        ("width", c_uint32),
+        ("reserved2", c_uint32),
     ]
 
 
@@ -104,6 +106,10 @@ class Op(_Sized):
         ("reserved", c_uint8 * 3),
         ("done", c_void_p),
         ("done_arg", c_void_p),
+        ("ids", c_void_p),
+        ("nids", c_uint64),
+        ("union_ids", c_void_p),
+        ("nunion", c_void_p),
     ]
 
 
@@ -169,6 +175,7 @@ _PROTOTYPES = {
     "rw_flush": (c_int, [_session]),
     "rw_residual": (c_int, [_session, c_uint32, c_void_p, c_int]),
     "rw_submit": (c_int, [_session, POINTER(Op), c_uint32, POINTER(c_uint64)]),
+    "rw_sum_rows": (c_int64, [c_void_p, c_uint64, c_void_p, c_uint32, c_int]),
     "rw_test": (c_int, [_session, c_uint64]),
     "rw_wait_any": (c_int, [_session, POINTER(c_uint64), c_uint32, c_uint32, POINTER(c_int)]),
     "rw_wait_all": (c_int, [_session, POINTER(c_uint64), c_uint32, c_uint32]),

@@ -14,7 +14,7 @@ import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from . import _codecs, _joining, _lib, _open, _rejoin, _trace
-from ._aggregators import Aggregators
+from ._aggregators import Aggregators, listed
 from ._buffers import TYPES, Buffer, as_buffer
 from ._joining import ms
 from ._settings import Settings
@@ -147,9 +147,10 @@ class Session:
                 for what, place in ((t.memory, "is of type"), (t.wire or t.memory, "is to travel as")):
                     if what not in TYPES:
                         raise TensorError(f"tensor {t.name!r} {place} {what!r}: use f32, bf16 or f16")
-                n.size, n.elems = ctypes.sizeof(n), t.elems
+                n.size, n.elems, n.width = ctypes.sizeof(n), t.elems, t.width
                 n.memory_type, n.wire_type = TYPES[t.memory][1], TYPES[t.wire or t.memory][1]
-            request = {"tensors": [declaration(t) for t in tensors], "timeoutMs": ms(self.settings.timeout)}
+            declared = [declaration(t, int(self._info["chunkBytes"])) for t in tensors]
+            request = {"tensors": declared, "timeoutMs": ms(self.settings.timeout)}
             lanes = self._calling(lambda: self._aggregators.register(request))
             chunk_lanes = (ctypes.c_uint32 * len(lanes))(*lanes)
             self._native_call("register", self._library.rw_add, native, len(tensors), chunk_lanes, len(lanes))
@@ -168,13 +169,11 @@ class Session:
         raw = (ctypes.c_uint64 * n)()
         size = ctypes.sizeof(_lib.Op)
         for o, op in zip(native, ops):
-            o.size, o.tensor, o.src, o.dst, o.priority, o.kind = size, op.tensor, op.src, op.dst, op.priority, op.kind
-            if op.hyper is not None:
-                o.hyper = (ctypes.c_float * _lib.HYPERS)(*op.hyper)
+            op.put(o)
         started = 0
         while started < n:
             rest, handles = ctypes.byref(native, started * size), ctypes.byref(raw, started * 8)
-            name = self.names[ops[started].tensor]
+            name = self._declaration(ops[started].tensor).name
             now = self._native_call(
                 f"tensor {name!r}",
                 self._library.rw_submit,
@@ -241,8 +240,13 @@ class Session:
         self._native_call("end of step", self._library.rw_step_ended, ctypes.byref(step), ctypes.byref(pull))
         return step.value, bool(pull.value)
 
+    def _declaration(self, tensor: int) -> Tensor:
+        if isinstance(tensor, int) and 0 <= tensor < len(self._declared):
+            return self._declared[tensor]
+        raise TensorError(f"tensor {tensor!r}: {len(self._declared)} are registered: give a number that register returned")
+
     def _buffer(self, tensor: int, array: Any) -> Buffer:
-        b = as_buffer(array, self.names[tensor])
+        b = as_buffer(array, self._declaration(tensor).name)
         if b.nbytes != self._bytes[tensor]:
             raise TensorError(f"tensor {self.names[tensor]!r} has {self._bytes[tensor]} bytes as registered and {b.nbytes} here")
         return b
@@ -282,18 +286,11 @@ class Session:
     def _unfinished(self, raw: Any, tensors: Sequence[int]) -> str:
         with self._using() as native:
             late = [self.names[t] for handle, t in zip(raw, tensors) if self._library.rw_test(native, handle) != 1]
-        return _listed("tensor", [repr(name) for name in late]) if late else "the commit"
+        return listed("tensor", [repr(name) for name in late]) if late else "the commit"
 
     def awaited(self) -> str:
-        """Asks the aggregator which ranks keep others waiting."""
-        try:
-            jobs = self._aggregators.status(self.job)
-        except Error:
-            return "; the aggregator does not answer either"
-        members = [m for job in jobs for m in job.get("members", [])]
-        late = {m.get("rank", 0) for m in members if int(m.get("awaitedChunks", 0)) > 0}
-        late = late or {rank for m in members if m.get("rank", 0) == self.rank for rank in m.get("waitsFor", [])}
-        return f"; the aggregator waits for {_listed('rank', [str(rank) for rank in sorted(late)])}" if late else ""
+        """Asks the aggregator who keeps others waiting."""
+        return self._aggregators.awaited(self.job, self.rank)
 
     # Control.
 
@@ -593,8 +590,3 @@ class Session:
     def _forked(self) -> None:
         """In a forked child: lets go of what is the parent's."""
         self._aggregators.abandon()
-
-
-def _listed(what: str, items: Sequence[str], most: int = 5) -> str:
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return f"{what}{'s' if len(items) > 1 else ''} {', '.join(items[:most])}{more}"

@@ -100,7 +100,7 @@ def _bind(method: Any) -> Any:
     """Wraps DataParallelExecutorGroup._bind_ith_exec so that parameters and gradients are made in the arena.
 
     MXNet looks for the arrays of what is not a parameter in a pool by name and size. The arena's arrays are put there, and the
-    parameters' names are hidden while it looks.
+    parameters' names are hidden while it looks. It refuses that where one is row_sparse, and then makes all arrays itself.
     """
 
     @functools.wraps(method)
@@ -127,8 +127,12 @@ def _bind(method: Any) -> Any:
         self.param_names = [name for name in names if name not in pooled]
         try:
             return method(self, i, data_shapes, label_shapes, shared_group)
+        except RuntimeError:
+            for name in pooled:
+                del pool[name], pool["grad of " + name]
         finally:
             self.param_names = names
+        return method(self, i, data_shapes, label_shapes, shared_group)
 
     return wrapper
 

@@ -19,6 +19,8 @@ class RackWeaveAsync(RackWeave):
     optimizer must be one that the aggregator knows. The keys of a step are those that are exchanged before one of them is again.
     """
 
+    in_step = False
+
     def __init__(self) -> None:
         super().__init__()
         self._exchanged: Set[Any] = set()  # in this step
@@ -32,6 +34,7 @@ class RackWeaveAsync(RackWeave):
         if self._updater is None:
             raise ConfigError(f"{TYPE}: there is no optimizer: call set_optimizer first, or use dist_sync_rackweave")
         if key in self._exchanged:
+            self._settle_rows()
             self._open_store().end_step(e.exchange for e in self._keys.values())
             self._exchanged.clear()
         super()._exchange(key, values, outs, priority)
@@ -39,9 +42,9 @@ class RackWeaveAsync(RackWeave):
 
     def _join(self) -> Session:
         if self._rule is None:
-            optimizer = "there is none" if self._updater is None else f"it is {type(self._updater.optimizer).__name__}"
+            optimizer = "there is none" if self._updater is None else f"it is {type(self._optimizer()).__name__}"
             raise ConfigError(
-                f"{TYPE}: the aggregator runs the optimizer, and {optimizer}: set SGD, NAG, Adam, AdaGrad or RMSProp and float32 "
+                f"{TYPE}: the aggregator runs the optimizer, and {optimizer}: set SGD, NAG, Adam, AdaGrad, RMSProp or Ftrl and float32 "
                 "weights before there are values, or use dist_sync_rackweave"
             )
         self._exchanged.clear()

@@ -246,6 +246,14 @@ def allocate(shape: Sequence[int], dtype: Any) -> Optional[mx.nd.NDArray]:
     return mx.nd.NDArray(handle)
 
 
+def data(array: mx.nd.NDArray) -> int:
+    """Returns where a dense array's elements lie, after all pending reads and writes of them."""
+    check_call(_libmxnet.MXNDArrayWaitToWrite(array.handle))
+    address = ctypes.c_void_p()
+    check_call(_libmxnet.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    return address.value or 0
+
+
 def in_arena(array: mx.nd.NDArray) -> bool:
     """Reports whether an array lies in arena memory. It waits for what writes the array."""
     if array.context != mx.cpu(0) or array.stype != "default":

@@ -8,8 +8,9 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import mxnet as mx
 
-Places = Tuple[float, float, float]  # momentum or beta 1; beta 2 or alpha; epsilon
+Places = Tuple[float, float, float]  # momentum or beta 1; beta 2, alpha or lambda 1; epsilon or beta
 SCALE, MOMENTUM = 2, 4  # places of a control record
+STORAGES = ("default", "row_sparse")  # of weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Rule:
         names: what the places are called there; empty: the rule does not have it.
         places: reads them from an optimizer.
         corrects: the learning rate is multiplied by a factor that depends on the step's number.
+        lazy: whether an optimizer leaves rows alone that a row_sparse gradient does not have, by the storage of the weight.
         pack: makes the state that MXNet's updater keeps of the arrays that the aggregator keeps.
     """
 
@@ -28,6 +30,7 @@ class Rule:
     names: Tuple[str, str, str]
     places: Callable[[Any], Places]
     pack: Callable[[List[Any]], Any]
+    lazy: Callable[[Any, str], bool] = lambda o, stype: False
     corrects: bool = False
 
     def named(self, optimizer: Any) -> Dict[str, float]:
@@ -57,12 +60,21 @@ def _single(arrays: List[Any]) -> Any:
     return arrays[0] if arrays else None
 
 
+def _lazy(optimizer: Any, stype: str) -> bool:
+    return bool(optimizer.lazy_update)
+
+
 _RULES = {
-    mx.optimizer.SGD: Rule("sgd_mxnet", ("momentum", "", ""), lambda o: (o.momentum, 0.0, 0.0), _single),
+    mx.optimizer.SGD: Rule("sgd_mxnet", ("momentum", "", ""), lambda o: (o.momentum, 0.0, 0.0), _single, _lazy),
     mx.optimizer.NAG: Rule("nag_mxnet", ("momentum", "", ""), lambda o: (o.momentum, 0.0, 0.0), _single),
-    mx.optimizer.Adam: Rule("adam_mxnet", ("beta1", "beta2", "eps"), lambda o: (o.beta1, o.beta2, o.epsilon), tuple, corrects=True),
-    mx.optimizer.AdaGrad: Rule("adagrad_mxnet", ("", "", "eps"), lambda o: (0.0, 0.0, o.float_stable_eps), _single),
+    mx.optimizer.Adam: Rule("adam_mxnet", ("beta1", "beta2", "eps"), lambda o: (o.beta1, o.beta2, o.epsilon), tuple, _lazy, True),
+    mx.optimizer.AdaGrad: Rule(
+        "adagrad_mxnet", ("", "", "eps"), lambda o: (0.0, 0.0, o.float_stable_eps), _single, lambda o, stype: True
+    ),
     mx.optimizer.RMSProp: Rule("rmsprop_mxnet", ("", "alpha", "eps"), lambda o: (0.0, o.gamma1, o.epsilon), tuple),
+    mx.optimizer.Ftrl: Rule(
+        "ftrl_mxnet", ("", "lambda1", "beta"), lambda o: (0.0, o.lamda1, o.beta), tuple, lambda o, stype: stype == "row_sparse"
+    ),
 }
 
 
@@ -83,3 +95,12 @@ def repeats(optimizer: Any) -> bool:
     SGLD draws random numbers. A class that is not MXNet's may do anything.
     """
     return type(optimizer).__module__.startswith("mxnet.") and not isinstance(optimizer, mx.optimizer.SGLD)
+
+
+def by_storage(optimizer: Any) -> bool:
+    """Reports whether a row_sparse gradient may update a row_sparse weight otherwise than a dense one.
+
+    MXNet's own do the same to both, but for these two; one of them, Test, does not take a row_sparse one.
+    """
+    own = type(optimizer).__module__.startswith("mxnet.")
+    return not own or isinstance(optimizer, (mx.optimizer.Ftrl, mx.optimizer.contrib.GroupAdaGrad))
