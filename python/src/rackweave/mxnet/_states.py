@@ -11,6 +11,7 @@ import numpy as np
 from .._session import Session
 from ..errors import ConfigError, OutOfRangeError
 from ._optimizers import Rule
+from ._values import whole
 
 
 def read(session: Session, rule: Rule, entries: Iterable[Any]) -> Dict[Any, Any]:
@@ -19,8 +20,10 @@ def read(session: Session, rule: Rule, entries: Iterable[Any]) -> Dict[Any, Any]
     for entry in entries:
         if entry.steps == 0:
             continue
-        entry.exchange.wait()
+        entry.settle()
         arrays = [mx.nd.array(x.reshape(entry.shape)) for x in _arrays(session, entry.tensor)]
+        if entry.alone:  # the value is row_sparse, and so are the states
+            arrays = [whole(x) for x in arrays]
         states[entry.key] = rule.pack(arrays)
     return states
 
@@ -37,7 +40,7 @@ def write(session: Session, entries: Iterable[Any], states: Dict[Any, Any]) -> N
     """Gives the aggregator states as MXNet's updater keeps them. Every rank calls it with the same; rank 0 sends them."""
     entries = list(entries)
     for entry in entries:
-        entry.exchange.wait()
+        entry.settle()
     for entry in entries:
         for array in _listed(states.get(entry.key)):
             if array.shape != entry.shape:

@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import re
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -14,24 +14,24 @@ from mxnet.kvstore import KVStoreBase
 
 from .. import _codecs, _lib, _open, _world
 from .._session import Session, Tensor
-from ..errors import ClosedError, ConfigError, Error, TensorError
-from . import _arena, _engine, _states, _watchdog
-from ._optimizers import MOMENTUM, Rule, repeats, rule_of
+from ..errors import ClosedError, ConfigError, Error
+from . import _arena, _engine, _sparse, _states, _watchdog
+from ._optimizers import MOMENTUM, STORAGES, Rule, repeats, rule_of
+from ._values import TYPES, WrongArrayError, WrongKeyError, check, fits, on_host, pairs, spread, whole
 
 TYPE = "dist_sync_rackweave"
-
-TYPES = {np.dtype(np.float32): "f32", np.dtype(np.float16): "f16"}
-DENSE = "use dense ones (sparse_grad=False, stype='default')"
 
 
 class _Key:
     """One key: a tensor of the session, and the worker's arrays that belong to it."""
 
-    __slots__ = ("key", "tensor", "shape", "dtype", "exchange", "value", "own", "merged", "steps", "checked", "direct", "residual")
-
-    def __init__(self, key: Any, array: Any) -> None:
+    def __init__(self, key: Any, array: Any, sparse: bool) -> None:
         self.key = key
-        self.shape, self.dtype = array.shape, np.dtype(array.dtype)
+        self.shape, self.dtype, self.stype = array.shape, np.dtype(array.dtype), array.stype
+        self.sparse = sparse  # only rows are exchanged
+        self.alone = False  # the aggregator alone has the value
+        self.pushed: Any = None  # rows that are under way
+        self.union: Any = None  # the rows that the last exchange brought
         self.tensor = -1
         self.exchange: Any = None
         self.value: Any = None  # the array that has the key's value
@@ -42,13 +42,22 @@ class _Key:
         self.direct = False  # both can be exchanged where they are
         self.residual: Any = None  # what codecs have left for the next session
 
+    def settle(self) -> None:
+        """Waits until the key's exchanges are done. Raises what made one of rows fail."""
+        self.exchange.wait()
+        pushed, self.pushed = self.pushed, None
+        if pushed is not None:
+            pushed.wait()
 
-class RackWeave(KVStoreBase):
+
+class RackWeave(mx.kvstore.KVStore):
     """A kvstore whose values are summed, and updated, by a RackWeave aggregator.
 
     As dist_sync it sums over all devices of all workers. Optimizers that the aggregator knows run there, with hyper-parameters as
     they are at each step; others run in the workers on the sum. Both give what local training gives.
     """
+
+    in_step = True  # all workers' gradients make one update
 
     def __init__(self) -> None:
         self._world = _world.world()
@@ -58,11 +67,14 @@ class RackWeave(KVStoreBase):
         self._updater: Any = None
         self._rule: Optional[Rule] = None
         self._named: Dict[str, float] = {}  # the rule's hyper-parameters that the session was made with
+        self._lazy = dict.fromkeys(STORAGES, False)  # by a value's storage: the rule leaves rows alone that no gradient touches
         self._codecs = self._world.settings.compress
         self._nonfinite = _nonfinite(os.environ.get("RACKWEAVE_NONFINITE", "count"))
+        self._nonfinite_rows = 0
         self._barriers = 0
         self._closed = False
         self.names: Dict[Any, str] = {}  # of parameters, by the keys that a Trainer gives them
+        self.sparse: Set[Any] = set()  # keys of dense values whose gradients are row_sparse, as a Trainer or a Module says
 
     # What MXNet asks of a store.
 
@@ -87,7 +99,7 @@ class RackWeave(KVStoreBase):
 
         RACKWEAVE_NONFINITE says what such a gradient does: count, or refuse, which fails the job, or ignore.
         """
-        return self._native.nonfinite()[0] if self._native is not None else 0
+        return self._nonfinite_rows + (self._native.nonfinite()[0] if self._native is not None else 0)
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -100,8 +112,12 @@ class RackWeave(KVStoreBase):
         """Updates the values by an optimizer from now on: at the aggregator if it has the rule, else in the workers."""
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise TypeError(f"an optimizer of type {type(optimizer).__name__}: use one of mxnet.optimizer")
-        self._updater = mx.optimizer.get_updater(optimizer)
         _arena.move_parameters(optimizer.param_dict.values())
+        self._set_updater(mx.optimizer.get_updater(optimizer))
+
+    def _set_updater(self, updater: Any) -> None:
+        """Updates the values by a function of key, sum and value from now on. Every worker calls it."""
+        self._updater = updater
         self._change_rule()
 
     def set_gradient_compression(self, compression_params: Dict[str, Any]) -> None:
@@ -131,17 +147,18 @@ class RackWeave(KVStoreBase):
 
     def init(self, key: Any, value: Any) -> None:
         """Gives keys rank 0's values, for pull."""
-        for k, values in _pairs(key, value):
+        for k, values in pairs(key, value):
             self.declare([(k, values[0])])
             entry = self._keys[k]
-            self._take(entry)
-            self._broadcast(entry, values[0], [entry.value])
+            if not entry.sparse or values[0].stype == "default":
+                self._take(entry)
+            self._broadcast(entry, values[0], [] if entry.value is None else [entry.value])
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Gives keys rank 0's values and writes them to out, at every worker."""
-        pairs = list(_pairs(key, value, out))
-        self.declare([(k, values[0]) for k, values, _ in pairs])
-        for k, values, outs in pairs:
+        given = list(pairs(key, value, out))
+        self.declare([(k, values[0]) for k, values, _ in given])
+        for k, values, outs in given:
             self._broadcast(self._keys[k], values[0], outs)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -149,32 +166,47 @@ class RackWeave(KVStoreBase):
 
         Returns at once: MXNet's engine makes what reads out wait.
         """
-        for k, values, outs in _pairs(key, value, value if out is None else out):
+        given = list(pairs(key, value, value if out is None else out))
+        if len(given) > 1 and len({id(a) for _, values, _ in given for a in values}) < sum(len(values) for _, values, _ in given):
+            self.push(key, value, priority)  # keys share arrays, which may be the results' too: all are read before one is written
+            self.pull(key, value if out is None else out, priority, ignore_sparse=False)
+            return
+        for k, values, outs in given:
             self._exchange(k, values, outs, priority)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Sums values over all workers into the key's value, or updates it by the sum; pull reads it."""
-        for k, values in _pairs(key, value):
+        for k, values in pairs(key, value):
             if k not in self._keys:
                 self.declare([(k, values[0])])
             entry = self._keys[k]
-            self._take(entry)
-            self._exchange(k, values, (entry.value,), priority)
+            if not entry.sparse:
+                self._take(entry)
+            self._exchange(k, values, () if entry.sparse else (entry.value,), priority)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Copies keys' values to out."""
-        for k, outs in _pairs(key, out):
+        """Copies keys' values to out; leaves row_sparse arrays as they are, unless ignore_sparse is False."""
+        for k, outs in pairs(key, out):
             entry = self._known(k)
             self._check()
-            for array in outs:
-                _check(k, array)
-                _fits(entry, array)
-                if array is not entry.value:
-                    entry.value.copyto(array)
+            wanted = [a for a in outs if not ignore_sparse or getattr(a, "stype", "") != "row_sparse"]
+            for array in wanted:
+                check(k, array)
+                fits(entry, array)
+            if wanted:
+                spread(_sparse.fetch(self, entry) if entry.sparse else entry.value, wanted)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """Refuses: only dense arrays are exchanged."""
-        raise TensorError(f"key {key!r}: row_sparse arrays are not supported: {DENSE}")
+        """Copies rows of keys' values to out, row_sparse arrays: those that row_ids lists, in any order, repeated or not."""
+        if out is None:
+            raise WrongArrayError(f"key {key!r}: row_sparse_pull has no array to fill: give out=, a row_sparse array of the key's shape")
+        if isinstance(key, (list, tuple)) and not (isinstance(row_ids, (list, tuple)) and len(row_ids) == len(key)):
+            raise WrongArrayError(f"row_sparse_pull of {len(key)} keys: give as many row_ids, in a list: an NDArray for each key")
+        for k, outs, ids in pairs(key, out, row_ids):
+            entry = self._known(k)
+            self._check()
+            with mx.autograd.pause():  # a forward pass may be recorded
+                _sparse.pull_rows(self, entry, outs, ids)
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Writes the optimizer's states to a file that local training reads, too. Every worker calls it, all with the same keys."""
@@ -199,11 +231,17 @@ class RackWeave(KVStoreBase):
             _states.write(self._opened(), self._keys.values(), self._updater.states)
 
     def _need_updater(self, what: str) -> None:
-        if self._updater is None:
+        if not isinstance(self._updater, mx.optimizer.Updater):
             raise ConfigError(f"cannot {what} optimizer states: the kvstore has no optimizer: call set_optimizer first")
+
+    def _settle_rows(self) -> None:
+        for entry in self._keys.values():
+            if entry.pushed is not None:
+                entry.settle()
 
     def _barrier(self) -> None:
         """Waits until all workers are here."""
+        self._settle_rows()
         self._barriers += 1
         self._opened().barrier(f"kvstore-{self._barriers}")
 
@@ -229,17 +267,20 @@ class RackWeave(KVStoreBase):
         try:
             return self._keys[key]
         except KeyError:
-            raise ConfigError(f"key {key!r} has no value: call init or broadcast with it first") from None
+            raise WrongKeyError(f"key {key!r} has no value: call init or broadcast with it first") from None
 
     def declare(self, pairs: Sequence[Tuple[Any, Any]]) -> None:
         """Registers the keys that are new, by arrays of their shape and type."""
         new = []
         for key, array in pairs:
-            _check(key, array)
+            check(key, array)
             if key in self._keys:
-                _fits(self._keys[key], array)
+                fits(self._keys[key], array)
             elif all(key != e.key for e in new):
-                new.append(_Key(key, array))
+                other = next(iter(self._keys), key)
+                if isinstance(key, str) != isinstance(other, str):
+                    raise WrongKeyError(f"key {key!r} beside key {other!r}: use strings for all keys of a kvstore, or numbers")
+                new.append(_Key(key, array, array.stype == "row_sparse" or key in self.sparse))
         if not new:
             return
         if self._rule is not None and any(e.dtype != np.float32 for e in new):
@@ -249,7 +290,17 @@ class RackWeave(KVStoreBase):
         self._keys.update((e.key, e) for e in new)
 
     def _register(self, entries: Sequence[_Key]) -> None:
-        tensors = [Tensor(str(e.key), tuple(e.shape), TYPES[e.dtype], compress=e.dtype == np.float32) for e in entries]
+        tensors = [
+            Tensor(
+                str(e.key),
+                tuple(e.shape),
+                TYPES[e.dtype],
+                compress=e.dtype == np.float32 and not e.sparse,
+                sparse=e.sparse,
+                standard=e.sparse and self._rule is not None and not self._lazy[e.stype],
+            )
+            for e in entries
+        ]
         for entry, number in zip(entries, self._opened().register(tensors)):
             entry.tensor, entry.steps = number, 0
             entry.exchange = _engine.Exchange(number, int(np.prod(entry.shape)), entry.dtype.itemsize, self._nonfinite)
@@ -267,32 +318,51 @@ class RackWeave(KVStoreBase):
             entry.value.copyto(array)
         else:
             array[:] = 0
-        entry.value, entry.own = array, True
+        entry.value, entry.own, entry.alone = array, True, False
 
     # Exchanges.
 
     def _broadcast(self, entry: _Key, value: Any, outs: Sequence[Any]) -> None:
         for array in outs:
-            _check(entry.key, array)
-            _fits(entry, array)
-        if not entry.own:
+            check(entry.key, array)
+            fits(entry, array)
+        source = value.as_in_context(mx.cpu()).tostype("default") if self.rank == 0 else None
+        if entry.sparse:
+            entry.settle()
+        if entry.sparse and value.stype != "default":
+            result = mx.nd.empty(entry.shape, dtype=entry.dtype)
+            entry.exchange.start(self._open_store(), _lib.BROADCAST, source, result)
+            entry.alone = self._rule is not None
+            entry.value = None if entry.alone else result
+            spread(result, outs)
+            return
+        if not entry.own and outs:
             entry.value = outs[0]
-        source = value.as_in_context(mx.cpu()) if self.rank == 0 else None
-        result = entry.value if _on_host(entry.value) else self._merged(entry)
+        result = entry.value if on_host(entry.value) else self._merged(entry)
         entry.exchange.start(self._open_store(), _lib.BROADCAST, source, result)
-        _spread(result, (entry.value, *outs))
+        spread(result, (entry.value, *outs))
 
     def _exchange(self, key: Any, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
         store = self._open_store()
         if key not in self._keys and self._updater is None:
             self.declare([(key, values[0])])
         entry = self._known(key)
+        if entry.sparse:
+            _sparse.push(self, entry, values, priority)
+            if outs:
+                self.pull(key, outs, priority, ignore_sparse=False)
+            return
         if entry.checked[0] is not values[0] or entry.checked[1] is not outs[0] or len(values) > 1 or len(outs) > 1:
             for array in (*values, *outs):
-                _check(key, array)
-                _fits(entry, array)
+                check(key, array)
+                fits(entry, array)
+            if any(array.stype != "default" for array in (*values, *outs)):
+                self._take(entry)
+                self._exchange(key, [v.tostype("default") for v in values], (entry.value,), priority)
+                spread(entry.value, outs)
+                return
             entry.checked = (values[0], outs[0])
-            entry.direct = len(values) == 1 and _on_host(values[0]) and _on_host(outs[0])
+            entry.direct = len(values) == 1 and on_host(values[0]) and on_host(outs[0])
         source = values[0] if entry.direct else self._sum(entry, values)
         if self._updater is None:
             if entry.value is not outs[0]:
@@ -308,12 +378,21 @@ class RackWeave(KVStoreBase):
         else:
             merged, result = self._merged(entry), entry.value
             entry.exchange.start(store, _lib.PUSHPULL, source, merged, priority)
-            self._updater(key, merged.as_in_context(result.context), result)
-            if not repeats(self._updater.optimizer):
-                self._broadcast(entry, result, outs)
-                return
+            self._update(entry, merged, outs)
+            return
         if len(outs) > 1 or result is not outs[0]:
-            _spread(result, outs)
+            spread(result, outs)
+
+    def _update(self, entry: _Key, merged: Any, outs: Sequence[Any] = ()) -> None:
+        """Updates a key's value by a sum, here."""
+        self._updater(entry.key, merged.as_in_context(entry.value.context), entry.value)
+        if repeats(self._optimizer()):
+            spread(entry.value, outs)
+        else:
+            self._broadcast(entry, entry.value, outs)
+
+    def _optimizer(self) -> Any:
+        return getattr(self._updater, "optimizer", None)
 
     def _sum(self, entry: _Key, values: Sequence[Any]) -> Any:
         """Sums the values of this worker's devices."""
@@ -376,11 +455,13 @@ class RackWeave(KVStoreBase):
 
     def _change_rule(self) -> None:
         """Follows a change of optimizer, whose states begin anew: in another session where this one has states, or another rule."""
-        optimizer, entries = self._updater.optimizer, self._keys.values()
+        optimizer, entries = self._optimizer(), self._keys.values()
         rule = rule_of(optimizer) if all(e.dtype == np.float32 for e in entries) else None
         named = rule.named(optimizer) if rule is not None else {}
-        kept = rule is self._rule and named == self._named and not any(e.steps for e in entries)
-        self._rule, self._named = rule, named
+        lazy = {stype: rule is not None and rule.lazy(optimizer, stype) for stype in STORAGES}
+        same = rule is self._rule and named == self._named and (lazy == self._lazy or not any(e.sparse for e in entries))
+        kept = same and not any(e.steps for e in entries)
+        self._rule, self._named, self._lazy = rule, named, lazy
         if not kept:
             self._rejoin()
 
@@ -388,14 +469,17 @@ class RackWeave(KVStoreBase):
         """Goes on in another session, with the values as they are."""
         if self._session is None:
             return
-        self._leave(to_go_on=True)
         entries = list(self._keys.values())
+        for entry in entries:
+            if entry.alone:
+                entry.value, entry.alone, entry.own = whole(_sparse.fetch(self, entry)), False, False
+        self._leave(to_go_on=True)
         if not entries:
             return
         self._register(entries)
         for entry in entries:
             if entry.value is not None:
-                self._broadcast(entry, entry.value, [entry.value])
+                self._broadcast(entry, entry.value, [entry.value] if entry.value.stype == "default" else [])
 
     def _leave(self, to_go_on: bool = False) -> None:
         session, native = self._session, self._native
@@ -406,6 +490,7 @@ class RackWeave(KVStoreBase):
         try:
             if not native.told:
                 native.check()
+                self._settle_rows()
             for entry in self._keys.values() if to_go_on else ():
                 entry.residual = _codecs.residual(session, entry.tensor)
         finally:
@@ -413,7 +498,7 @@ class RackWeave(KVStoreBase):
             native.close()
 
 
-_SAYS = ("lr", "wd", "rescale_grad", "clip_gradient", "momentum or beta1", "beta2 or gamma1", "epsilon")
+_SAYS = ("lr", "wd", "rescale_grad", "clip_gradient", "momentum or beta1", "beta2, gamma1 or lamda1", "epsilon or beta")
 
 
 def _explained(keys: Dict[Any, _Key], names: Dict[Any, str], text: str) -> str:
@@ -433,47 +518,3 @@ def _nonfinite(name: str) -> int:
         return {"ignore": _engine.IGNORE, "count": _engine.COUNT, "refuse": _engine.REFUSE}[name]
     except KeyError:
         raise ConfigError(f"RACKWEAVE_NONFINITE is {name!r}: use count, refuse or ignore") from None
-
-
-def _pairs(key: Any, *arrays: Any) -> Iterable[Tuple[Any, ...]]:
-    """Yields each key with its lists of arrays, one for each device."""
-    if not isinstance(key, (list, tuple)):
-        if not isinstance(key, (str, int)) or any(isinstance(a, (list, tuple)) and not a for a in arrays):
-            raise ConfigError(f"key {key!r} with {arrays}: use a string or a number, and an NDArray for each device")
-        yield (key, *(a if isinstance(a, (list, tuple)) else [a] for a in arrays))
-        return
-    lists: List[List[Any]] = []
-    for a in arrays:
-        if len(a) % max(len(key), 1):
-            raise ConfigError(f"{len(a)} arrays for {len(key)} keys: give one for each key, or a list for each")
-        lists.append([x if isinstance(x, (list, tuple)) else [x] for x in a])
-    yield from zip(key, *lists)
-
-
-def _spread(result: Any, arrays: Iterable[Any]) -> None:
-    """Copies a result to the arrays that it is for."""
-    for array in arrays:
-        if array is not result:
-            result.copyto(array)
-
-
-def _on_host(array: Any) -> bool:
-    return array.context.device_type != "gpu"
-
-
-def _check(key: Any, array: Any) -> None:
-    """Refuses what cannot be exchanged."""
-    if not isinstance(array, mx.nd.NDArray):
-        raise TypeError(f"key {key!r}: a value of type {type(array).__name__}: use an NDArray")
-    if array.stype != "default":
-        raise TensorError(f"key {key!r}: {array.stype} arrays are not supported: {DENSE}")
-    if np.dtype(array.dtype) not in TYPES:
-        raise TensorError(f"key {key!r}: arrays of {np.dtype(array.dtype)} are not supported: use float32 or float16")
-
-
-def _fits(entry: _Key, array: Any) -> None:
-    if array.shape != entry.shape or np.dtype(array.dtype) != entry.dtype:
-        raise TensorError(
-            f"key {entry.key!r} was given as {entry.dtype} of shape {entry.shape}, "
-            f"and now as {np.dtype(array.dtype)} of shape {array.shape}"
-        )

@@ -16,8 +16,9 @@ from ..errors import ConfigError, Error
 from . import _arena
 from ._exchange import Exchange, enclosing_node
 from ._fused import Fused
-from ._refusals import attached, check_optimizer, exchanged
-from ._state import BeforeForward, Buffers, broadcast_parameters
+from ._refusals import attached, check_max_norm, check_optimizer, exchanged
+from ._rows import check_layout, sparse_of
+from ._state import BeforeForward, Buffers, broadcast_frozen, broadcast_parameters
 
 
 def attach(
@@ -57,16 +58,18 @@ def attach(
 class _Slot:
     """A parameter, and the place of its gradient."""
 
-    def __init__(self, name: str, parameter: torch.Tensor) -> None:
-        self.name, self.parameter = name, parameter
+    def __init__(self, name: str, parameter: torch.Tensor, sparse: bool) -> None:
+        self.name, self.parameter, self.sparse = name, parameter, sparse
         self.number, self.dtype, self.device = -1, parameter.dtype, parameter.device
-        self.place = _arena.empty_like(parameter) if not parameter.is_cuda else None
+        self.place = _arena.empty_like(parameter) if not parameter.is_cuda and not sparse else None
         self.started = False  # in this backward, or fused in this step
 
     def settle(self) -> torch.Tensor:
         """Returns the gradient, moved to its place if it is elsewhere."""
         grad = self.parameter.grad
         assert grad is not None
+        if self.sparse:
+            self.parameter.grad = grad = grad.coalesce()
         if self.place is None:
             return grad
         if grad.data_ptr() != self.place.data_ptr():
@@ -92,6 +95,8 @@ class Attached:
         compress: Optional[str],
     ) -> None:
         named = exchanged(model)
+        if fused:
+            check_max_norm(model)
         if optimizer is not None:
             check_optimizer(optimizer, named)
         if fused and optimizer is None:
@@ -102,7 +107,8 @@ class Attached:
             raise ConfigError("scaler is for fused=True, and not with nonfinite='refuse', because scales overflow: leave one out")
         self._sync, self._find_unused = True, find_unused
         w = world()
-        self._fused = Fused(optimizer, named, scaler) if fused and optimizer is not None else None
+        sparse = sparse_of(model)
+        self._fused = Fused(optimizer, named, scaler, sparse) if fused and optimizer is not None else None
         if self._fused is None:
             session = w.session(hyper={"scale": 1 / w.world_size}, compress=compress)
         else:
@@ -110,15 +116,19 @@ class Attached:
         # A scaler writes gradients, which are sent from where they lie, before the step.
         self._completed_by_step = self._fused is not None and self._fused.scaler is None
         self._exchange = Exchange(session, nonfinite)
-        self._slots: List[_Slot] = [_Slot(name, p) for name, p in named]
-        numbers = self._exchange.register(named, wire, self._fused.multipliers if self._fused else None)
+        self._slots: List[_Slot] = [_Slot(name, p, id(p) in sparse) for name, p in named]
+        multipliers, standard = (self._fused.multipliers, self._fused.standard) if self._fused else (None, False)
+        numbers = self._exchange.register(named, wire, multipliers, sparse, standard)
         for slot, number in zip(self._slots, numbers):
             slot.number = number
         if self._fused:
             self._fused.attach(self._exchange, self._slots, self._complete if self._completed_by_step else lambda: None)
+            if self._fused.lazy:
+                self._fused.mark(Exchange(w.session(compress="")))
             self._fused.broadcast()
         else:
             broadcast_parameters(self._exchange, numbers, [p for _, p in named])
+        broadcast_frozen(self._exchange, model)
         self._buffers = Buffers(self._exchange, model)
         self._buffers.broadcast()
         attached.update((id(p), weakref.ref(p)) for _, p in named)
@@ -163,11 +173,20 @@ class Attached:
             )
             self._exchange.session.fail(error)
             raise error
+        try:
+            check_layout(slot.parameter.grad, slot.sparse, slot.name, self._exchange.session.rank)
+        except Error as e:
+            self._exchange.session.fail(e)
+            raise
         grad = slot.settle()
         slot.started = True
         if self._fused:
             self._fused.pushing(slot, grad)
-        self._exchange.start(_lib.PUSH if self._fused else _lib.PUSHPULL, [(slot.number, grad)])
+        kind = _lib.PUSH if self._fused else _lib.PUSHPULL
+        if slot.sparse:
+            self._exchange.start_rows(kind, slot.number, grad, lambda mean: setattr(slot.parameter, "grad", mean))
+        else:
+            self._exchange.start(kind, [(slot.number, grad)])
 
     def _after_backward(self) -> None:
         self._exchange.check()
@@ -210,7 +229,10 @@ class Attached:
         p = slot.parameter
         absent = p.grad is None
         if absent:
-            p.grad = torch.zeros_like(p) if slot.place is None else slot.place.zero_()
+            if slot.sparse:
+                p.grad = torch.zeros_like(p, layout=torch.sparse_coo)
+            else:
+                p.grad = torch.zeros_like(p) if slot.place is None else slot.place.zero_()
         self._start(slot)
         if absent and self._fused:  # p.grad is this rank's own
             p.grad = None
@@ -236,7 +258,10 @@ class Attached:
             self._sync = before
 
     def clip_grad_norm_(self, max_norm: float) -> None:
-        """Fused: clips the next step's averaged gradient to a global norm, as torch.nn.utils.clip_grad_norm_ does."""
+        """Fused: clips the next step's averaged gradient to a global norm, as torch.nn.utils.clip_grad_norm_ does.
+
+        It returns no norm, which the aggregator computes in the step: grad_norm has it after optimizer.step().
+        """
         fused = self._need_fused("clip_grad_norm_", "torch.nn.utils.clip_grad_norm_")
         if not isinstance(max_norm, numbers.Real) or not max_norm > 0:
             raise ConfigError(f"max_norm is {max_norm!r}: give a number above 0")

@@ -11,20 +11,20 @@ import torch
 from .. import _world
 from .._collectives import gather, taking_part
 from ..errors import ConfigError
+from ._state import PAGE, broadcast_pages
 
-_PAGE = 1 << 20  # elements of an exchange, of 4 bytes
 _SMALL = 1 << 10  # bytes of a tensor that travels with what is not one
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves large tensors out, in the order in which _Unpickler makes them."""
+    """Leaves large tensors out, in the order in which _Unpickler makes them. A sparse one's are its indices and values."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
         self.tensors: List[torch.Tensor] = []
 
     def persistent_id(self, obj: Any) -> Any:
-        if not isinstance(obj, torch.Tensor) or obj.numel() * obj.element_size() <= _SMALL:
+        if not isinstance(obj, torch.Tensor) or obj.layout != torch.strided or obj.numel() * obj.element_size() <= _SMALL:
             return None
         self.tensors.append(obj.detach().cpu().contiguous())
         return obj.dtype, tuple(obj.shape)
@@ -36,7 +36,7 @@ class _Unpickler(pickle.Unpickler):
         self.tensors: List[torch.Tensor] = []
 
     def persistent_load(self, pid: Tuple[torch.dtype, Tuple[int, ...]]) -> torch.Tensor:
-        self.tensors.append(torch.empty(pid[1], dtype=pid[0]))
+        self.tensors.append(torch.zeros(pid[1], dtype=pid[0]))  # indices, too, which are checked before they have come
         return self.tensors[-1]
 
 
@@ -61,35 +61,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int =
     if w.rank != 0:
         unpickler = _Unpickler(io.BytesIO(plain))
         state, tensors = unpickler.load(), unpickler.tensors
-    _broadcast(w, tensors)
+    page = torch.zeros(PAGE)
+    number = w.number("rackweave.pages", page.numpy(), False)
+    broadcast_pages(w.exchange(False), number, page, tensors)
     if w.rank != 0:
         optimizer.load_state_dict(state)
-
-
-def _broadcast(w: _world.World, tensors: List[torch.Tensor]) -> None:
-    """Broadcasts tensors as the bytes they are, one after the other, in pages."""
-    page = torch.zeros(_PAGE)
-    raw, held = page.view(torch.uint8), 0
-    places: List[Tuple[torch.Tensor, torch.Tensor]] = []  # a part of a tensor, and of the page
-
-    def turn() -> None:
-        if w.rank == 0:
-            for part, place in places:
-                place.copy_(part)
-        w.exchange(False).broadcast(w.number("rackweave.pages", page.numpy(), False), page.numpy()).wait()
-        if w.rank != 0:
-            for part, place in places:
-                part.copy_(place)
-        places.clear()
-
-    for tensor in tensors:
-        rest = tensor.view(-1).view(torch.uint8)
-        while rest.numel():
-            n = min(rest.numel(), raw.numel() - held)
-            places.append((rest[:n], raw[held : held + n]))
-            rest, held = rest[n:], held + n
-            if held == raw.numel():
-                turn()
-                held = 0
-    if places:
-        turn()
