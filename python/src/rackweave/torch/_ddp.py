@@ -11,12 +11,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import _lib
 from .._world import world
-from ..errors import ConfigError
+from ..errors import ConfigError, TensorError
 from . import _arena
 from ._attach import Attached
 from ._exchange import Exchange
 from ._refusals import exchanged
-from ._state import BeforeForward, Buffers, broadcast_parameters
+from ._rows import sparse_of
+from ._state import BeforeForward, Buffers, broadcast_frozen, broadcast_parameters
 
 
 def ddp(
@@ -39,7 +40,7 @@ def ddp(
     exchanged(module.module if wrapped else module)
     if not wrapped:
         options.setdefault("gradient_as_bucket_view", True)
-        module = DistributedDataParallel(module, process_group=_process_group(), **options)
+        module = _wrap(module, options)
     elif module in _hooked:
         raise ConfigError(
             "the DistributedDataParallel has RackWeave's hook already: call ddp once, "
@@ -62,6 +63,7 @@ def ddp(
     hook = _Hook(exchange, module, wire)
     if size == 1 and w.world_size > 1:
         broadcast_parameters(exchange, hook.numbers, hook.parameters)
+        broadcast_frozen(exchange, module.module)
         buffers = Buffers(exchange, module.module)
         buffers.broadcast()
         if module.broadcast_buffers:
@@ -113,6 +115,25 @@ def _exchange_of(model: Any) -> Exchange:
     return exchange
 
 
+def _wrap(module: torch.nn.Module, options: Dict[str, Any]) -> DistributedDataParallel:
+    """Wraps a module. Refuses one with tensors that Gloo does not broadcast, as PyTorch 1.13's no bfloat16, by the first's name."""
+    group = _process_group()
+    try:
+        return DistributedDataParallel(module, process_group=group, **options)
+    except RuntimeError as e:
+        if "Invalid scalar type" not in str(e):
+            raise
+        states = [*module.named_parameters(), *module.named_buffers()]
+        name, t = next(((n, t) for n, t in states if t.dtype not in _GLOO_TYPES), states[0])
+        raise TensorError(
+            f"tensor {name!r} is of type {t.dtype}, which DistributedDataParallel of PyTorch {torch.__version__} does not broadcast: "
+            "use rackweave.torch.attach(model)"
+        ) from e
+
+
+_GLOO_TYPES = (torch.float32, torch.float64, torch.float16, torch.int8, torch.uint8, torch.int32, torch.int64)
+
+
 def _process_group() -> Any:
     """Returns the process group to wrap with: the default one, or where there is none, one of this process alone."""
     if not dist.is_initialized():
@@ -136,7 +157,7 @@ class _Hook:
         ignored = set(getattr(module.module, "_ddp_params_and_buffers_to_ignore", ()))
         named = [(n, p) for n, p in module.module.named_parameters() if p.requires_grad and p.numel() > 0 and n not in ignored]
         self.parameters = [p for _, p in named]
-        self.numbers: List[int] = exchange.register(named, wire)
+        self.numbers: List[int] = exchange.register(named, wire, sparse=sparse_of(module.module))
         self._number = {id(p): number for p, number in zip(self.parameters, self.numbers)}
         self._seen: Dict[int, int] = {}  # the address of each bucket
         self._adopted: Dict[int, _arena.Adopted] = {}
@@ -156,6 +177,10 @@ class _Hook:
                     "DistributedDataParallel.join() is not supported: take as many steps as every rank can, "
                     "steps = rackweave.allreduce(len(loader), op=rackweave.Min)"
                 )
+            if buffer.is_sparse:  # a bucket of one parameter, whose gradients() are none
+                number = self._number[id(bucket.parameters()[0])]
+                self._exchange.start_rows(_lib.PUSHPULL, number, buffer, future.set_result)
+                return
             self._settle(bucket.index(), buffer)
             self._exchange.start(_lib.PUSHPULL, items, lambda: future.set_result(buffer))
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 
 from .. import _lib, _trace
 from .._session import Handle, Op, Session, Tensor
-from ..errors import ConfigError, NonFiniteError
+from ..errors import ConfigError, NonFiniteError, TensorError
 from . import _arena
 from ._cuda import Stage
+from ._rows import Table
 
 NONFINITE = ("ignore", "count", "refuse")
 
@@ -37,6 +38,7 @@ class Exchange:
             raise ConfigError(f"nonfinite is {nonfinite!r}: use one of {', '.join(NONFINITE)}")
         self.session, self.nonfinite = session, nonfinite
         self.nonfinite_count = 0
+        self.tables: Dict[int, Table] = {}  # of the sparse tensors
         self._stages: Dict[int, Stage] = {}
         self._staged: List[Tuple[Stage, Op]] = []  # on their way from a GPU, oldest first
         self._handles: List[Handle] = []
@@ -51,16 +53,26 @@ class Exchange:
         named: Sequence[Tuple[str, torch.Tensor]],
         wire: str = "",
         multipliers: Optional[Dict[str, Tuple[float, float]]] = None,
+        sparse: Collection[int] = (),
+        standard: bool = False,
     ) -> List[int]:
-        """Declares tensors; returns their numbers. multipliers are of learning rate and weight decay, by name."""
+        """Declares tensors; returns their numbers. multipliers are of learning rate and weight decay, by name.
+
+        sparse are the identities of sparse tensors; with standard, their rows without a gradient take one of 0.
+        """
         tensors = []
         for name, t in named:
             dtype = _arena.type_of(t, name)
             lr, wd = (multipliers or {}).get(name, (1.0, 1.0))
             # Elements travel in the order of memory, so ranks must agree on it.
             label = name if t.is_contiguous() else f"{name} of strides {tuple(t.stride())}"
-            tensors.append(Tensor(label, tuple(t.shape), dtype, wire, lr, wd))
-        return self.session.register(tensors)
+            if id(t) in sparse and not t.is_contiguous():
+                raise TensorError(f"parameter {label} has sparse gradients, whose rows are apart in it: make it contiguous")
+            rows = {"sparse": True, "standard": standard} if id(t) in sparse else {}
+            tensors.append(Tensor(label, tuple(t.shape), dtype, wire, lr, wd, **rows))
+        numbers = self.session.register(tensors)
+        self.tables.update((n, Table(self.session, n, t)) for n, (_, t) in zip(numbers, named) if id(t) in sparse)
+        return numbers
 
     def start(self, kind: int, items: Sequence[Tuple[int, torch.Tensor]], then: Optional[Callable[[], None]] = None) -> None:
         """Starts operations in place on dense tensors, the first with the highest priority; drain calls then when all are done."""
@@ -83,6 +95,26 @@ class Exchange:
         if then is not None:
             self._then.append(then)
         self._launch(wait=False)
+
+    def start_rows(self, kind: int, number: int, grad: torch.Tensor, then: Optional[Callable[[torch.Tensor], None]]) -> None:
+        """Starts to push a sparse gradient; PUSHPULL: drain calls then with the sum."""
+        if number in self._active:
+            self.drain()
+        grad = grad.coalesce()
+        if self.nonfinite != "ignore":
+            self._check([(number, grad._values())])
+        self._active.add(number)
+        table = self.tables[number]
+        self._handles.append(table.start(kind, grad))
+        if kind == _lib.PUSHPULL and then is not None:
+            done = then
+            self._then.append(lambda: done(table.sum()))
+
+    def pull_rows(self, number: int, ids: torch.Tensor) -> None:
+        """Starts to get rows of a parameter, which are in their places when drain returns."""
+        self._active.add(number)
+        self._handles.append(self.tables[number].pull(ids))
+        self._then.append(self.tables[number].land)
 
     def drain(self) -> None:
         """Waits until all that was started is done; raises what in_backward kept."""

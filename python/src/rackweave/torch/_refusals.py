@@ -25,9 +25,6 @@ def exchanged(model: torch.nn.Module) -> Sequence[Tuple[str, torch.Tensor]]:
             raise ConfigError(f"{where} is a DistributedDataParallel, which exchanges gradients: use rackweave.torch.ddp on that")
         if any(c.__name__ in ("FullyShardedDataParallel", "FSDPModule") for c in type(module).__mro__):
             raise ConfigError(f"{where} is sharded by FSDP, which exchanges its gradients: give a model that is not sharded")
-        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad:
-            parameter = f"{name}.weight" if name else "weight"
-            raise TensorError(f"parameter {parameter!r} of {where} has sparse gradients: make it with sparse=False")
     for name, p in named:
         if hasattr(p, "device_mesh"):
             raise ConfigError(f"parameter {name!r} is a DTensor, of a model that is sharded: give a model that is not sharded")
@@ -46,3 +43,14 @@ def check_optimizer(optimizer: Any, named: Sequence[Tuple[str, torch.Tensor]]) -
         raise ConfigError(f"the optimizer is of type {type(optimizer).__name__}: give a torch.optim.Optimizer")
     if not {id(p) for g in groups for p in g["params"]} & {id(p) for _, p in named}:
         raise ConfigError("the optimizer has none of the model's parameters: make it of model.parameters()")
+
+
+def check_max_norm(model: torch.nn.Module) -> None:
+    """Refuses embeddings whose forward changes their parameter, which fused is the aggregator's."""
+    for name, module in model.named_modules():
+        if getattr(module, "max_norm", None) is not None and isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            where = f"module {name!r}" if name else "the model"
+            raise ConfigError(
+                f"{where} has max_norm, by which forward changes its parameter, and fused its values are the aggregator's: "
+                "use max_norm=None, or attach without fused"
+            )

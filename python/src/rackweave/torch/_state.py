@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
 from .. import _lib
-from .._session import Tensor
+from .._session import Session, Tensor
 from . import _arena
 from ._exchange import Exchange
+
+
+PAGE = 1 << 20  # elements of an exchange, of 4 bytes
 
 
 class Buffers:
@@ -75,3 +78,47 @@ def broadcast_parameters(exchange: Exchange, numbers: Sequence[int], parameters:
         for p, d in zip(parameters, dense):
             if d.data_ptr() != p.data_ptr():
                 p.data.copy_(d)
+
+
+def broadcast_frozen(exchange: Exchange, module: torch.nn.Module) -> None:
+    """Gives every rank rank 0's parameters that have no gradients, of any type."""
+    frozen = [p.data for p in module.parameters() if not p.requires_grad and p.numel() > 0]
+    words = sum(_words(p) for p in frozen)
+    if not words:
+        return
+    page = torch.zeros(min(words, PAGE))
+    name = f"{4 * words} bytes of frozen parameters"  # ranks that have others learn so
+    number = exchange.session.register([Tensor(name, (len(page),), compress=False)])[0]
+    flat = [p.contiguous() for p in frozen]
+    broadcast_pages(exchange.session, number, page, flat)
+    for p, f in zip(frozen, flat):
+        if f.data_ptr() != p.data_ptr():
+            p.copy_(f)
+
+
+def broadcast_pages(session: Session, number: int, page: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Broadcasts contiguous tensors as the bytes they are, one after the other, by a tensor of a session, which is a page."""
+    raw, held = page.view(torch.uint8), 0
+    places: List[Tuple[torch.Tensor, torch.Tensor]] = []  # a part of a tensor, and of the page
+
+    def turn() -> None:
+        if session.rank == 0:
+            for part, place in places:
+                place.copy_(part)
+        session.broadcast(number, page.numpy()).wait()
+        if session.rank != 0:
+            for part, place in places:
+                part.copy_(place)
+        places.clear()
+
+    for tensor in tensors:
+        rest = tensor.view(-1).view(torch.uint8)
+        while rest.numel():
+            n = min(rest.numel(), raw.numel() - held)
+            places.append((rest[:n], raw[held : held + n]))
+            rest, held = rest[n:], held + n
+            if held == raw.numel():
+                turn()
+                held = 0
+    if places:
+        turn()
