@@ -35,6 +35,10 @@ def codecs():
     sent = session.stats()["sent_bytes"]
     session.push_pull(b, y, y).wait()
     results["whole"] = session.stats()["sent_bytes"] - sent
+    table = np.full((3000, 7), session.rank + 1, "f4")
+    t = session.register([rackweave.Tensor("table", table.shape, sparse=True, standard=True)])[0]
+    session.broadcast(t, table).wait()
+    results["rows"] = [bool((table == 1).all()), _codecs.residual(session, t)]
     rackweave.push_pull(x, "exact")
     results["exact"] = bool((x == 0.25 * n).all())
     try:
@@ -85,6 +89,7 @@ class Codecs(unittest.TestCase):
                 self.assertEqual(r["left"], [0.25, 0.25, None])
                 self.assertEqual(r["taken"], [0.0, 0.5])
                 self.assertEqual(r["whole"], 4000)
+                self.assertEqual(r["rows"], [True, None])
                 self.assertTrue(r["exact"])
                 self.assertIn("use one of none, int8", r["refused"])
                 self.assertEqual(r["type"], "compress is 8: give a string")

@@ -23,7 +23,7 @@ import numpy as np
 
 import rack
 import rackweave
-from rackweave import __main__, _buffers, _host, _settings, _trace
+from rackweave import __main__, _aggregators, _buffers, _host, _settings, _trace
 from rackweave._control import Control
 
 SHAPE = (300, 177)
@@ -438,6 +438,13 @@ class Faults(unittest.TestCase):
             (o,) = rack.Workers(no_server, 1, "", env={"RACKWEAVE_LIBRARY": library}).finish()
         for text in ("LibraryError", library, f"version {rackweave._lib.ABI_MAJOR + 1}.3", "of the same release"):
             self.assertIn(text, o.error)
+
+    def test_racks_are_awaited_once_the_ranks_of_the_own_are_there(self):
+        racks = [{"name": "a", "own": True, "awaitedChunks": "1"}, {"name": "b", "awaitedChunks": "2"}, {"name": "c"}]
+        for chunks, text in (("0", "; the aggregator waits for rack 'b'"), ("3", "; the aggregator waits for rank 1")):
+            job = {"members": [{}, {"rank": 1, "awaitedChunks": chunks}], "racks": racks}
+            with mock.patch.object(_aggregators.Aggregators, "status", return_value=[job]):
+                self.assertEqual(_aggregators.Aggregators.__new__(_aggregators.Aggregators).awaited("j", 0), text)
 
 
 class Timeline(unittest.TestCase):

@@ -9,7 +9,7 @@ import pytest
 
 import jobs
 
-STEPS = 50
+STEPS = 20
 TASKS = {
     # In predict mode convolutions leave their weights in oneDNN's own layout, and dist_sync's weights lie in no arena.
     2: ["gluon-sgd-predict", "gluon-sgd-static", "gluon-adam", "gluon-dcasgd", "module-sgd", "module-adam"],
@@ -40,7 +40,7 @@ def trained(tmp_path_factory):
     return train
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 4])
 def test_gradients_in_2_bits_give_the_weights_of_dist_sync(workers, tmp_path):
     ours, native = tmp_path / "ours", tmp_path / "native"
     ours.mkdir()

@@ -10,42 +10,13 @@ import traceback
 import warnings
 
 import numpy as np
-from common import RANK, WORKERS, data, mx, network, parameters, seed
+from checks import TOTAL, N, Noisy, check, main, mine, raises, same, store
+from common import RANK, data, mx, network, parameters, seed
 
 import rackweave
 from rackweave._open import open_sessions
 from rackweave.errors import RefusedError
 from rackweave.mxnet import _arena, _engine
-
-CHECKS = []
-N = WORKERS
-TOTAL = N * (N + 1) / 2  # of rank + 1 over all ranks
-
-
-def check(function):
-    CHECKS.append(function)
-    return function
-
-
-def store():
-    return mx.kv.create("dist_sync_rackweave")
-
-
-def mine(*shape, dtype="float32"):
-    return mx.nd.full(shape, RANK + 1, dtype=dtype)
-
-
-def same(array, want):
-    np.testing.assert_array_equal(array.asnumpy(), np.broadcast_to(np.float32(want), array.shape))
-
-
-def raises(error, text, call, *args, **kwargs):
-    try:
-        call(*args, **kwargs)
-    except error as e:
-        assert text in str(e), f"{text!r} is not in {e}"
-        return
-    raise AssertionError(f"no {error} was raised")
 
 
 @check
@@ -84,7 +55,7 @@ def pushpull_sums_over_devices_and_workers():
     same(out[1], TOTAL + 10 * N)
     same(value[0], RANK + 1)
     array = mine(5)
-    kv.pushpull(7, array)
+    kv.pushpull("7", array)
     same(array, TOTAL)
     arrays = [mine(2), mine(3)]
     kv.pushpull(["a", "b"], arrays)
@@ -127,9 +98,7 @@ def stores_do_not_meet():
 @check
 def bad_values_are_refused():
     kv = store()
-    sparse = mx.nd.ones((2, 2)).tostype("row_sparse")
-    raises(ValueError, "row_sparse", kv.pushpull, "s", sparse)
-    raises(ValueError, "row_sparse", kv.row_sparse_pull, "s", out=sparse)
+    raises(ValueError, "csr", kv.pushpull, "c", mx.nd.ones((2, 2)).tostype("csr"))
     raises(ValueError, "int32", kv.pushpull, "i", mx.nd.ones((2,), dtype="int32"))
     raises(TypeError, "NDArray", kv.pushpull, "n", np.ones(2))
     raises(ValueError, "no value", kv.pull, "unknown", out=mx.nd.ones((2,)))
@@ -268,7 +237,7 @@ def an_asynchronous_worker_does_not_wait_for_the_others():
     kv._barrier()
     kv = mx.kv.create("dist_async_rackweave")
     raises(ValueError, "no optimizer", kv.pushpull, "g", mine(3))
-    raises(ValueError, "the aggregator runs the optimizer, and it is Ftrl", trained, "ftrl", {}, kv)
+    raises(ValueError, "the aggregator runs the optimizer, and it is Signum", trained, "signum", {}, kv)
 
 
 @check
@@ -289,14 +258,7 @@ def gradients_with_nan_are_counted():
 
 
 @check
-def sparse_gradients_are_refused_by_the_trainer():
-    net = mx.gluon.nn.Embedding(10, 4, sparse_grad=True)
-    net.initialize()
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store())
-    with mx.autograd.record():
-        out = net(mx.nd.array([1, 2]))
-    out.backward()
-    raises(ValueError, f"parameter '{net.weight.name}': row_sparse", trainer.step, 2)
+def a_parameter_of_another_type_is_refused_by_its_name():
     net = mx.gluon.nn.Dense(1, in_units=1, dtype="float64")
     net.initialize()
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore="rackweave")
@@ -341,21 +303,11 @@ def every_optimizer_does_what_it_does_locally():
     for name, params in {
         "sgd": {"learning_rate": 0.1}, "nag": {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01},
         "adam": {"learning_rate": 0.01, "wd": 0.01, "clip_gradient": 0.01}, "adagrad": {"learning_rate": 0.1, "wd": 0.01},
-        "rmsprop": {"learning_rate": 0.01, "wd": 0.01}, "ftrl": {"learning_rate": 0.1},
+        "rmsprop": {"learning_rate": 0.01, "wd": 0.01}, "ftrl": {"learning_rate": 0.1, "wd": 0.01},
         "signum": {"learning_rate": 0.01, "momentum": 0},
         "rmsprop ": {"learning_rate": 0.01, "centered": True},
     }.items():
         alike(trained(name.strip(), params, store()), trained(name.strip(), params, None), 2e-5)
-
-
-class Noisy(mx.optimizer.Optimizer):
-    """A user's own optimizer."""
-
-    def create_state(self, index, weight):
-        return None
-
-    def update(self, index, weight, grad, state):
-        weight[:] = weight - 0.01 * grad + 0.01 * mx.nd.array(np.random.normal(size=weight.shape))
 
 
 @check
@@ -544,13 +496,6 @@ def signal_handlers_are_left_alone():
     code += "import rackweave.mxnet\nassert before == [signal.getsignal(s) for s in range(1, 32)]"
     if RANK == 0:  # its own process, which takes no part in the job
         subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def main():
-    for function in CHECKS:
-        if len(sys.argv) == 1 or function.__name__ in sys.argv[1:]:
-            function()
-            print("ok", function.__name__)
 
 
 if __name__ == "__main__":
