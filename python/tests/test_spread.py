@@ -15,6 +15,7 @@ import rack
 import rackweave
 import test_core
 import test_torch
+import test_torch_sparse
 
 FRAMEWORK = "torch"
 CLUSTER = """
@@ -133,6 +134,12 @@ class Spread(unittest.TestCase):
         one = rack.run(test_torch.own_groups, 2, self.aggregators[0].address, env={"RACKWEAVE_JOB": "ddp-one"})
         several = rack.run(test_torch.own_groups, 2, self.near, env={"RACKWEAVE_JOB": "ddp-spread"})
         np.testing.assert_array_equal(one, several)
+
+    def test_sparse_gradients_have_the_bits_of_one_aggregator(self):
+        one = rack.run(test_torch_sparse.own_groups, 2, self.aggregators[0].address, env={"RACKWEAVE_JOB": "sparse-one"})
+        for server, provider in ((self.near, "shm"), (self.far, "tcp")):
+            env = {"RACKWEAVE_JOB": "sparse-spread", "RACKWEAVE_PROVIDER": provider}
+            np.testing.assert_array_equal(one, rack.run(test_torch_sparse.own_groups, 2, server, env=env))
 
     def test_checkpoints_and_states_come_from_all_aggregators(self):
         results = rack.run(saved_and_restored, 2, self.near, env={"RACKWEAVE_JOB": "saves"})

@@ -306,6 +306,20 @@ def traced(directory: str):
     rackweave.shutdown()
 
 
+def frozen(way: str):
+    """Two layers that are frozen, one of another type and order, and one that trains."""
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3).double(), torch.nn.Linear(300, 4), torch.nn.Linear(4, 2))
+    model[1].weight = torch.nn.Parameter(torch.randn(300, 4).t())
+    for p in model[:2].parameters():
+        p.requires_grad_(False)
+    o = sgd(model[2].parameters())
+    handle = rackweave.torch.ddp(model) if way == "ddp" else rackweave.torch.attach(model, o, fused=way == "fused")
+    result = weights(model)
+    rackweave.torch.detach(handle)
+    return result
+
+
 def copied_share():
     torch.set_num_threads(1)
     rank, shares = rackweave.rank(), {}
@@ -495,6 +509,11 @@ class Torch(rack.Case):
                     done = [i for i in within if any(a <= begins[i] and ends[i] < b for a, b in way)]
                     self.assertGreater(len(within), 6)
                     self.assertGreater(len(done), 0)
+
+    def test_parameters_without_gradients_become_those_of_rank_0(self):
+        for way in ("ddp", "attach", "fused"):
+            with self.subTest(way):
+                self.assert_ranks_equal(self.run_workers(frozen, 2, way))
 
     def test_less_than_a_twentieth_of_the_bytes_is_copied(self):
         for shares in self.run_workers(copied_share, 2):

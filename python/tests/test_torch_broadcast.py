@@ -31,6 +31,20 @@ def loaded_by_rank_0():
     return same
 
 
+def sparse_of_rank_0():
+    """Returns the momentum of a sparse embedding, which is a sparse tensor, as broadcast."""
+    torch.manual_seed(rackweave.rank())
+    table = torch.nn.Embedding(900, 5, sparse=True)
+    o = torch.optim.SGD(table.parameters(), lr=0.1, momentum=0.9)
+    if rackweave.rank() == 0:
+        for _ in range(2):
+            table(torch.randint(0, 900, (400,))).pow(2).sum().backward()
+            o.step()
+    rackweave.torch.broadcast_optimizer_state(o)
+    momentum = o.state[table.weight]["momentum_buffer"]
+    return momentum.is_sparse, momentum.to_dense().numpy()
+
+
 def alike(x, y):
     return torch.equal(torch.as_tensor(x), torch.as_tensor(y))
 
@@ -57,6 +71,12 @@ class Broadcast(rack.Case):
     def test_all_ranks_have_the_state_that_rank_0_has_loaded(self):
         for same in self.run_workers(loaded_by_rank_0, 2):
             self.assertEqual(same, [True] * 2 * len(OPTIMIZERS))
+
+    def test_states_that_are_sparse_stay_so(self):
+        results = self.run_workers(sparse_of_rank_0, 2)
+        self.assertEqual([sparse for sparse, _ in results], [True, True])
+        self.assert_ranks_equal([momentum for _, momentum in results])
+        self.assertGreater(abs(results[0][1]).sum(), 0)
 
     def test_wrong_uses_are_refused_at_all_ranks(self):
         for texts in self.run_workers(wrong_uses, 2):

@@ -99,6 +99,14 @@ def interrupted():
         return "interrupted"
 
 
+def halves_without_a_process_group():
+    try:
+        rackweave.torch.ddp(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).bfloat16()))
+    except rackweave.TensorError as e:
+        return str(e)
+    return ""
+
+
 def mistakes():
     torch.set_num_threads(1)
     texts = []
@@ -147,6 +155,15 @@ def mistakes():
     o = sgd(model.parameters())
     attached = rackweave.torch.attach(model, o, fused=True)
     refused(lambda: attached.clip_grad_norm_("1"))
+    model.weight.grad = torch.ones(2, 2)
+    refused(o.step)
+    o.zero_grad()
+    with attached.no_sync():
+        model(torch.ones(1, 2)).sum().backward()
+    refused(o.step)
+    for set_to_none in (False, True):
+        o.zero_grad(set_to_none=set_to_none)
+        o.step()
     o.param_groups[0]["lr"] = float("nan")
     refused(o.step)
     o.param_groups[0]["lr"] = 0.1
@@ -245,11 +262,17 @@ class Faults(rack.Case):
                 "skip_step is for fused=True",
                 "'weight' is of type torch.bfloat16 on cpu, and was of torch.float32 on cpu when attached",
                 "max_norm is '1': give a number above 0",
+                "no backward has pushed a gradient since the last step, and 'weight' has one that the aggregator does not see: call zero",
+                "and 'weight' has one that the aggregator does not see",
                 "a group's lr is nan",
                 "other groups than when attached",
             ),
         ):
             self.assertIn(want, text)
+
+    def test_bfloat16_that_gloo_does_not_broadcast_is_refused_by_name(self):
+        for text in self.run_workers(halves_without_a_process_group, 2):  # PyTorch 2 broadcasts it
+            self.assertRegex(text, r"^$|tensor '1.weight' is of type torch.bfloat16, which .* does not broadcast: use rackweave.torch.attach")
 
     def test_a_checkpoint_that_is_refused_is_an_error_of_rank_0_and_training_goes_on(self):
         (text, first), (nothing, second) = self.run_workers(restores_nothing, 2)

@@ -197,9 +197,6 @@ def wrong_uses():
     texts = {
         "'weight' is attached already: call": refusal(lambda: ddp(twice)),
         "module '0' is a DistributedDataParallel": refusal(lambda: attach(torch.nn.Sequential(ddp(torch.nn.Linear(4, 2))))),
-        "'1.weight' of module '1' has sparse": refusal(
-            lambda: ddp(torch.nn.ModuleList([other, torch.nn.Embedding(4, 2, sparse=True)]))
-        ),
         "'weight' is of type torch.float64": refusal(lambda: ddp(torch.nn.Linear(4, 2).double())),
         "'weight' is on the meta device": refusal(lambda: attach(torch.nn.Linear(4, 2, device="meta"))),
         "the model is of type SGD: give a torch.nn.Module": refusal(lambda: attach(optimizer, other)),
@@ -217,9 +214,6 @@ def wrong_uses():
         "metrics are of type list": refusal(lambda: rackweave.average_metrics([1.0])),
         "'weight' is attached already: call detach()": refusal(lambda: attach(twice)),
         "the model is a DistributedDataParallel": refusal(lambda: attach(ddp(torch.nn.Linear(4, 2)))),
-        "parameter '0.weight' of module '0' has sparse gradients": refusal(
-            lambda: attach(torch.nn.Sequential(torch.nn.Embedding(4, 2, sparse=True)))
-        ),
         "tensor 'weight' is of type torch.float64": refusal(lambda: attach(torch.nn.Linear(4, 2).double())),
         "give what rackweave.torch.ddp or attach returned": refusal(lambda: rackweave.torch.stats(twice)),
     }
