@@ -9,10 +9,11 @@ import (
 
 	"github.com/rackweave/rackweave/bench/models"
 	"github.com/rackweave/rackweave/bench/peers"
-	"github.com/rackweave/rackweave/bench/study/overlap"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/hierarchy"
 	"github.com/rackweave/rackweave/hierarchy/planner"
+	"github.com/rackweave/rackweave/lab/study/overlap"
+	"github.com/rackweave/rackweave/lab/study/transfers"
 )
 
 // Study compares exchanges on emulated links.
@@ -262,7 +263,7 @@ func (c *Config) Planned() *planner.Cluster {
 // Simulated follows a shape's every transfer of a model.
 func (c *Config) Simulated(s hierarchy.Shape, bytes float64) float64 {
 	size := min(chunk.DefaultChunkBytes, bytes)
-	return c.Planned().Simulate(s, int(bytes/size), size)
+	return transfers.Simulate(c.Planned(), s, int(bytes/size), size)
 }
 
 // Running measures the exchange of a model through aggregators that run, one in each rack, whatever their shape is: the bound and

@@ -149,6 +149,7 @@ func (c *cluster) start(j *job) error {
 			c.log("%v: %s "+format, slices.Insert(args, 0, any(time.Duration(c.now)), any(j.Name))...)
 		},
 		Memory: j.Type, Arena: j.Memory == arena, Copy: j.Memory == copied, Tensors: j.tensors(0),
+		Standard: j.Standard,
 	}
 	for _, m := range j.members {
 		var nics []*verbs.Device
@@ -167,7 +168,7 @@ func (c *cluster) start(j *job) error {
 	if err != nil {
 		return err // opened resources were closed
 	}
-	j.rack = rack
+	j.rack, j.oracle.plan = rack, rack.Plan
 	if j.stream != nil {
 		if _, _, err := rack.Job.Trace(context.Background(), traceEvents); err != nil {
 			return err
@@ -186,7 +187,11 @@ func (c *cluster) start(j *job) error {
 // tensors returns the tensors of a batch.
 func (j *JobSchedule) tensors(batch int) (out []chunk.Tensor) {
 	for i, n := range j.Batches[batch] {
-		out = append(out, chunk.Tensor{Name: fmt.Sprintf("t%d.%d", batch, i), Elems: n, DType: j.Wire})
+		t := chunk.Tensor{Name: fmt.Sprintf("t%d.%d", batch, i), Elems: n, DType: j.Wire}
+		if j.Widths != nil {
+			t.Width = j.Widths[batch][i]
+		}
+		out = append(out, t)
 	}
 	return out
 }

@@ -5,6 +5,9 @@
 // The code that ships chooses the paths of workers' connections (client/lanes, client/failover). The schedule determines the
 // events of links, and the times at which others are notified of them.
 //
+// In some schedules, tensors are sparse. Every worker draws the rows that it pushes: none, all, or some, or those of one worker
+// alone. It pulls rows in any order, repeated too.
+//
 // These properties hold in every schedule:
 //
 //   - Every operation of a job without a fatal fault completes, in bounded virtual time, with the bits that plain Go computes.

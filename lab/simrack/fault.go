@@ -56,7 +56,7 @@ func (f Fault) String() string {
 	text := fmt.Sprintf("%s (job %d, worker %d, lane %d, after %d operations, noticed after %v, silent %v)",
 		faultNames[f.Kind], f.Job, f.Worker, f.Lane, f.After, f.Notice, f.Silent)
 	if f.Kind == Rogue {
-		text += ": " + rogueNames[f.Rogue]
+		text += ": " + f.Rogue.String()
 	}
 	return text
 }
@@ -93,6 +93,9 @@ func (r *run) due() bool {
 	}
 	if m.over() {
 		return false
+	}
+	if r.Fault.Kind == Rogue && r.Fault.Rogue == rogueRowsChange {
+		return m.pushesRows()
 	}
 	if r.Fault.Kind == Rogue && r.Fault.Rogue.rejected() {
 		return len(m.pending) == 0

@@ -32,11 +32,14 @@ type member struct {
 	last      []int       // by tensor: the last phase that answered it, or -1
 	ops       []worker.Op // operations to start in this turn
 	starting  []operation
-	pullDue   bool   // the last answer to the end of a step demands a pull
-	step      uint64 // in mode stream: the step under way
-	chunks    uint64 // number of chunks of the completed operations
-	gradients uint64 // number of these chunks that were folded
-	alone     uint64 // number of these chunks that were applied alone
+	pullDue   bool        // the last answer to the end of a step demands a pull
+	step      uint64      // in mode stream: the step under way
+	chunks    uint64      // number of chunks of the completed operations
+	gradients uint64      // number of these chunks that were folded
+	alone     uint64      // number of these chunks that were applied alone
+	streams   uint64      // number of streams of gradients' rows, of the completed operations
+	listed    bool        // it completed operations on rows, whose messages only the two ends count
+	memory    [][]float32 // by sparse tensor: what the memory for results must hold
 
 	done bool          // it went through all phases
 	left bool          // it left the job after that
@@ -51,7 +54,8 @@ type member struct {
 type operation struct {
 	handle uint64
 	phase  int
-	tensor int // -1 for the commit
+	tensor int            // -1 for the commit
+	rows   *rowsOperation // nil for an operation on chunks
 }
 
 func newMember(c *cluster, j *job, rank, host int) *member {
@@ -61,8 +65,12 @@ func newMember(c *cluster, j *job, rank, host int) *member {
 		rng:    rand.New(rand.NewPCG(c.schedule.Seed, uint64(2+host))),
 		active: make([]bool, tensors), pushes: make([]int, tensors), sent: make([]int, tensors), last: make([]int, tensors),
 	}
-	for t := range m.last {
+	for t, n := range j.oracle.elems {
 		m.last[t] = -1
+		if j.oracle.widths[t] == 0 {
+			n = 0
+		}
+		m.memory = append(m.memory, make([]float32, n))
 	}
 	return m
 }
@@ -174,7 +182,7 @@ func (m *member) finishPhases() error {
 			m.fail(m.w.Error(rc))
 			return nil
 		}
-		m.pending = append(m.pending, operation{handle, m.phase, -1})
+		m.pending = append(m.pending, operation{handle: handle, phase: m.phase, tensor: -1})
 	case p.kind == phaseRegister:
 		m.begun = true
 		// The control plane takes no more tensors of a job that has failed.
@@ -203,6 +211,7 @@ func (m *member) prepare(t int) error {
 		worker.Hyper(m.w.C, uint32(t), &record)
 	}
 	if p.kind == phasePush || p.kind == phasePushPull || (p.kind == phaseBroadcast && m.rank == 0) {
+		// Of a sparse tensor's rows, the first that are needed are sent.
 		store(m.job.Type, m.w.Src(t), m.job.oracle.gradient(m.phase, m.rank, t))
 	}
 	if p.kind == phasePush || p.kind == phasePushPull {
@@ -217,11 +226,14 @@ func (m *member) prepare(t int) error {
 		m.sent[t] = m.phase
 	}
 	op := m.w.Op(p.kind.op(), t, int32(m.rng.IntN(m.Priorities)))
-	if m.job.InPlace {
+	starting := operation{phase: m.phase, tensor: t}
+	if m.job.oracle.widths[t] > 0 {
+		starting.rows = m.listRows(p, t, &op)
+	} else if m.job.InPlace {
 		op.Dst = op.Src
 	}
 	m.ops = append(m.ops, op)
-	m.starting = append(m.starting, operation{phase: m.phase, tensor: t})
+	m.starting = append(m.starting, starting)
 	m.active[t] = true
 	return nil
 }
@@ -268,7 +280,10 @@ func (m *member) complete(op operation) error {
 		return nil
 	}
 	m.active[op.tensor] = false
-	n := chunksOf(m.job.Wire, m.job.oracle.elems[op.tensor])
+	if op.rows != nil {
+		return m.completeRows(op)
+	}
+	n := m.job.oracle.chunks(op.tensor)
 	m.chunks += n
 	if p.kind != phasePull {
 		m.gradients += n
@@ -282,6 +297,9 @@ func (m *member) complete(op operation) error {
 		}
 		return nil
 	}
+	if m.job.oracle.widths[op.tensor] > 0 && m.job.stream == nil && !m.job.doubtful {
+		copy(m.memory[op.tensor], m.job.oracle.result(op.phase, op.tensor))
+	}
 	m.last[op.tensor] = op.phase
 	return m.check(op.tensor)
 }
@@ -292,14 +310,17 @@ func (m *member) check(t int) error {
 	if phase < 0 || m.active[t] || m.job.doubtful {
 		return nil
 	}
-	memory := m.w.Dst(t)
-	if m.job.InPlace {
+	memory, sparse := m.w.Dst(t), m.job.oracle.widths[t] > 0
+	if m.job.InPlace && !sparse {
 		memory = m.w.Src(t)
 	}
 	var want []float32
-	if m.job.stream != nil {
+	switch {
+	case m.job.stream != nil:
 		want = m.job.stream.workers[m.rank].got[t]
-	} else {
+	case sparse:
+		want = m.memory[t]
+	default:
 		want = m.job.oracle.result(phase, t)
 	}
 	got := load(m.job.Type, memory, len(want))
@@ -344,11 +365,13 @@ func (m *member) leave(detach func(rank int) error) error {
 func (m *member) audit() error {
 	var st worker.Stats
 	worker.StatsOf(m.w.C, &st)
-	if st.ReceivedChunks != m.chunks || st.SentChunks-st.NACKs != m.chunks {
+	answered := st.ReceivedChunks == m.chunks || m.listed && st.ReceivedChunks > m.chunks
+	if !answered || st.SentChunks-st.NACKs != st.ReceivedChunks {
 		return fmt.Errorf("%v: its operations have %d chunks; sent %d, NACKed %d, answered %d", m, m.chunks, st.SentChunks,
 			st.NACKs, st.ReceivedChunks)
 	}
-	if got := m.job.rack.Job.WorkerCounters()[m.rank]; got.Chunks != m.gradients {
+	got, least := m.job.rack.Job.WorkerCounters()[m.rank], m.gradients+m.streams
+	if got.Chunks < least || got.Chunks > least && m.streams == 0 {
 		return fmt.Errorf("%v: its operations have %d gradients, the aggregator folded %d", m, m.gradients, got.Chunks)
 	}
 	return nil

@@ -18,6 +18,10 @@ type oracle struct {
 	done  int           // number of phases computed
 	data  [][][]float32 // by phase, then tensor: the results that the workers must get
 	norms []float32     // by phase: the norm in the answer to a commit
+
+	plan   *chunk.Plan                   // after the job has started
+	widths []uint32                      // by tensor: of a sparse one's rows, or 0
+	unions []map[int]map[int64][]float32 // by phase, then sparse tensor: the rows that the workers must get
 }
 
 func newOracle(j *JobSchedule, key uint64) *oracle {
@@ -32,6 +36,7 @@ func newOracle(j *JobSchedule, key uint64) *oracle {
 		o.ref.Add(make([]float32, n))
 		o.hyper = append(o.hyper, o.ref.Hyper)
 	}
+	o.addTables()
 	o.data = make([][][]float32, len(j.Phases))
 	o.norms = make([]float32, len(j.Phases))
 	return o
@@ -68,6 +73,9 @@ func (o *oracle) run(n int, p *phase, t int) []float32 {
 		o.hyper[t] = o.job.Rule.Rounded(*p.hyper)
 	}
 	o.ref.Hyper = o.hyper[t]
+	if o.widths[t] > 0 {
+		return o.runRows(n, p, t)
+	}
 	switch p.kind {
 	case phaseBroadcast:
 		o.ref.Broadcast(t, racktest.OnWire(o.job.Wire, o.gradient(n, 0, t)))
@@ -111,8 +119,8 @@ func (o *oracle) gradient(phase, worker, tensor int) []float32 {
 	return racktest.OnWire(o.job.Type, g)
 }
 
-// chunksOf returns the number of a tensor's chunks.
-func chunksOf(wire chunk.DType, elems uint64) uint64 {
-	perChunk := uint64(chunkBytes / wire.Size())
-	return (elems + perChunk - 1) / perChunk
+// chunks returns the number of a tensor's chunks.
+func (o *oracle) chunks(t int) uint64 {
+	first, end := o.plan.TensorChunks(t)
+	return uint64(end - first)
 }

@@ -43,7 +43,7 @@ var rogueNames = [...]string{
 
 // rejected reports whether the aggregator must refuse the message itself, so that all results stay right. Otherwise the message may
 // change the worker's own part of a sum.
-func (k rogueKind) rejected() bool { return k < rogueTwice }
+func (k rogueKind) rejected() bool { return k < rogueTwice || k >= rogueKinds && k < rogueRowsChange }
 
 // answered reports whether the aggregator may answer the message instead of refusing it: a record of a tensor without further
 // answers, or pulls of which each is answered before the next arrives. The worker then gets an answer that it did not ask for.
@@ -72,6 +72,9 @@ func (r *run) misbehave(m *member) error {
 	case rogueCommit:
 		m.contrary = len(j.members) > 1
 		return nil
+	}
+	if kind >= rogueKinds {
+		return forger{r, m}.misreport()
 	}
 	memory, err := m.w.Allocate("rogue", 2*chunkBytes)
 	if err != nil {
@@ -205,6 +208,9 @@ func (f forger) forge() (out []message) {
 // submitted its own. It returns -1 if the lane has none. The aggregator must have taken all messages that the worker submitted,
 // because a duplicate overwrites a slot, which might hold a message that was not taken, such as a control record.
 func (f forger) waiting() int {
+	if f.m.job.Widths != nil {
+		return -1 // streams have messages that only the two ends count
+	}
 	var st worker.Stats
 	worker.StatsOf(f.m.w.C, &st)
 	submitted, gradients := f.m.chunks, f.m.gradients
@@ -212,7 +218,7 @@ func (f forger) waiting() int {
 		if op.tensor < 0 {
 			return -1
 		}
-		n := chunksOf(f.m.job.Wire, f.m.job.oracle.elems[op.tensor])
+		n := f.m.job.oracle.chunks(op.tensor)
 		submitted += n
 		if f.m.job.Phases[op.phase].kind != phasePull {
 			gradients += n
@@ -265,12 +271,12 @@ func (f forger) ofAnotherMode(msg message) message {
 
 // late reports whether text is an error for a late message, with which a duplicate may be refused.
 func late(text string) bool {
-	return strings.HasSuffix(text, "twice") || strings.Contains(text, "for epoch") || strings.Contains(text, "has moved to another")
+	return strings.HasSuffix(text, "twice") || strings.Contains(text, "for epoch")
 }
 
 // checkRogue checks that a job's rogue was detected, after all messages are delivered.
 func (r *run) checkRogue(j *job) error {
-	if r.Fault.Kind != Rogue || r.Fault.Job != j.index || !r.rogueSent || r.Fault.Rogue == rogueNoise {
+	if r.Fault.Kind != Rogue || r.Fault.Job != j.index || !r.rogueSent || r.Fault.Rogue == rogueNoise || r.Fault.Rogue.mayPass() {
 		return nil
 	}
 	m := j.members[r.Fault.Worker]
@@ -283,13 +289,15 @@ func (r *run) checkRogue(j *job) error {
 	case j.failed == 0 && m.lost != 0 && (r.Fault.Rogue.misses() || r.Fault.Rogue.answered()):
 		return nil // what its network refuses, or what it did not ask for, ends the worker alone
 	case j.failed == 0:
-		return fmt.Errorf("%s: nobody noticed that worker %d sent %s", j.Name, m.rank, rogueNames[r.Fault.Rogue])
+		return fmt.Errorf("%s: nobody noticed that worker %d sent %s", j.Name, m.rank, r.Fault.Rogue)
+	case r.Fault.Rogue >= rogueKinds:
+		return checkRowsRogue(&r.Fault, j)
 	case r.Fault.Rogue != rogueTwice:
 		return nil
 	}
-	// The window has room for a duplicate. It is refused as a duplicate, or as late if the result overtook it, with which the chunk
-	// may have moved. If it were taken, its slot would be lost and the window would end early. But if the chunk was NACKed meanwhile,
-	// the duplicate arrives first, and the worker's repetition is one too many.
+	// The window has room for a duplicate. It is refused as a duplicate, or as late if the result overtook it. If it were taken, its
+	// slot would be lost and the window would end early. But if the chunk was NACKed meanwhile, the duplicate arrives first, and the
+	// worker's repetition is one too many.
 	var st worker.Stats
 	worker.StatsOf(m.w.C, &st)
 	if text := j.reason().Error(); st.NACKs == 0 && !late(text) {

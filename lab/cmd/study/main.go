@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/rackweave/rackweave/bench/study/paper"
+	"github.com/rackweave/rackweave/lab/study/paper"
 )
 
 func main() {
