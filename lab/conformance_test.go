@@ -1,11 +1,13 @@
 package lab
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,7 +29,19 @@ func dependOnSources(t *testing.T) {
 	}
 }
 
-// build builds a part of this module where a guest sees it, unless it is there, and returns its path in the guest. The path leads
+// builtDir has what build has built, or is empty.
+var builtDir string
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := os.RemoveAll(builtDir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// build builds a part of this module, once for all guests, where a guest sees it, and returns its path in the guest. The path leads
 // through the guest's root, where a file is read once; every process reads files of [SharedDir] again.
 func build(t *testing.T, g *Guest, name string, args ...string) string {
 	t.Helper()
@@ -36,10 +50,21 @@ func build(t *testing.T, g *Guest, name string, args ...string) string {
 	if _, err := os.Stat(file); err == nil {
 		return GuestPath(file)
 	}
-	args = append(args[:1:1], append([]string{"-o", file}, args[1:]...)...)
-	cmd := exec.CommandContext(t.Context(), "go", args...)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+	if builtDir == "" {
+		var err error
+		if builtDir, err = makeWorkDir(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	program := filepath.Join(builtDir, name)
+	if _, err := os.Stat(program); err != nil {
+		args = slices.Concat(args[:1], []string{"-ldflags=-w", "-o", program}, args[1:])
+		if out, err := exec.CommandContext(t.Context(), "go", args...).CombinedOutput(); err != nil {
+			t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+	if err := os.Link(program, file); err != nil {
+		t.Fatal(err)
 	}
 	return GuestPath(file)
 }

@@ -18,7 +18,7 @@ func program(t *testing.T, g *Guest) string {
 }
 
 // small is a benchmark that recomputes everything in plain Go.
-const small = "--bytes 2MB --workers 2 --iters 3 --warmup 1 --optimizer sgd_torch --verify --no-roofline"
+const small = "--bytes 1MB --workers 2 --iters 2 --warmup 1 --optimizer sgd_torch --verify --no-roofline"
 
 // exchange runs a benchmark in the guest and returns the checksum of the final parameters, which plain Go must confirm.
 func exchange(t *testing.T, g *Guest, flags string) string {
@@ -91,7 +91,6 @@ func resNet50(t *testing.T, g *Guest) {
 // twoHostsExchange exchanges between an aggregator in one guest and workers in another, over RDMA, over TCP, and over RDMA while
 // packets are lost.
 func twoHostsExchange(t *testing.T, aggregator, worker *Guest) {
-	share(t, aggregator, worker)
 	serve(t, aggregator, "ibv", "--insecure --listen :7077")
 	url := fmt.Sprintf("http://%s:7077", aggregator.Addr(0))
 	untilItServes(t, worker, url)

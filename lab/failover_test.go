@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// A netdev goes down during an exchange and comes back: its lanes fail over to the other NIC and return.
-func TestLanesFailOverWhenANICOfTwoLosesItsLink(t *testing.T) {
-	g := bootShape(t, TwoNodes).Guests[0]
+// failover takes a netdev down during an exchange, and up again: its lanes fail over to the other NIC and return.
+func failover(t *testing.T, g *Guest) {
 	rw := program(t, g) + " "
 	const (
 		server = "http://127.0.0.1:7077"
@@ -31,7 +30,7 @@ func TestLanesFailOverWhenANICOfTwoLosesItsLink(t *testing.T) {
 	const metrics = "curl -sf " + server + "/metrics"
 	run(t, g, waitUntil(metrics, "rackweave_nic_up.*rxe1"))
 	// Jitter makes it last, on a fast machine too, until the netdev has been down and up again.
-	bench := g.Start(fmt.Sprintf("%sbench --server %s --provider ibv --bytes 1MB --workers 2 --iters 200 --jitter 200ms --warmup 1 --optimizer sgd_torch --verify --no-roofline --json %s/%s",
+	bench := g.Start(fmt.Sprintf("%sbench --server %s --provider ibv --bytes 1MB --workers 2 --iters 60 --jitter 500ms --warmup 1 --optimizer sgd_torch --verify --no-roofline --json %s/%s",
 		rw, server, SharedDir, file))
 	// A lane of nic1 is in the midst of it.
 	run(t, g, waitUntil(metrics, `lane_chunks_total.*device="rxe1",lane="1".* [1-9]`))
@@ -49,7 +48,7 @@ func TestLanesFailOverWhenANICOfTwoLosesItsLink(t *testing.T) {
 	down, moved := when(t, events, `msg="link down" device=rxe1`), when(t, events, `msg="connection resumed"`)
 	took := moved.Sub(down)
 	t.Logf("the first connection moved %v after its link went down", took)
-	if took > time.Second {
+	if took > 10*time.Second { // and not only when the connection's own retries have ended
 		t.Error("that is too late")
 	}
 	run(t, g, "pkill -x rackweave")

@@ -79,7 +79,7 @@ func TestKernelComplaintFailsTheRun(t *testing.T) {
 	if testing.Short() {
 		t.Skip("boots QEMU guests: left out by -short")
 	}
-	g, err := Boot(within(t, 3*time.Minute), Config{Name: "sick"})
+	g, err := Boot(within(t, bootTime), Config{Name: "sick"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func TestDeadlineEndsAGuest(t *testing.T) {
 	if testing.Short() {
 		t.Skip("boots QEMU guests: left out by -short")
 	}
-	_, err := Boot(within(t, 3*time.Minute), Config{Name: "late", Deadline: 300 * time.Millisecond})
+	_, err := Boot(within(t, bootTime), Config{Name: "late", Deadline: 300 * time.Millisecond})
 	if !errors.Is(err, ErrGuestGone) || !strings.Contains(err.Error(), "deadline") {
 		t.Errorf("got %v, want %v at its deadline", err, ErrGuestGone)
 	}

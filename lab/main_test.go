@@ -7,13 +7,16 @@ import (
 	"time"
 )
 
+// bootTime bounds the attempts to boot a guest. On a machine with much other work one attempt took more than a minute.
+const bootTime = 6 * time.Minute
+
 // bootAll boots guests for one test, and fails the test with the complaints of their kernels.
 func bootAll(t *testing.T, cfgs ...Config) *Rack {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("boots QEMU guests: left out by -short")
 	}
-	rack, err := BootAll(within(t, 3*time.Minute), cfgs...)
+	rack, err := BootAll(within(t, bootTime), cfgs...)
 	if err != nil {
 		t.Fatal(err)
 	}

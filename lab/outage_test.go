@@ -2,22 +2,11 @@ package lab
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 )
-
-// share gives two guests the one binary.
-func share(t *testing.T, first, second *Guest) {
-	t.Helper()
-	program(t, first)
-	const name = "rackweave"
-	if err := os.Link(filepath.Join(first.Dir(), name), filepath.Join(second.Dir(), name)); err != nil && !os.IsExist(err) {
-		t.Fatal(err)
-	}
-}
 
 // endless is an exchange that lasts until something ends it.
 const endless = "--bytes 1MB --workers 2 --iters 100000 --warmup 0 --no-roofline --provider ibv --server "
@@ -63,7 +52,6 @@ func failsSoon(t *testing.T, c *Cmd, limit time.Duration, wants ...string) {
 
 // rideOut pulls a worker's cable during an exchange and plugs it in 3 s later.
 func rideOut(t *testing.T, aggregator, worker *Guest) {
-	share(t, aggregator, worker)
 	url := fmt.Sprintf("http://%s:7077", aggregator.Addr(0))
 	serve(t, aggregator, "ibv", "--insecure --listen :7077")
 	untilItServes(t, worker, url)
@@ -86,7 +74,6 @@ func rideOut(t *testing.T, aggregator, worker *Guest) {
 
 // giveUp pulls a worker's cable for good: both sides give up when the link timeout has passed, and the aggregator serves others.
 func giveUp(t *testing.T, aggregator, worker *Guest) {
-	share(t, aggregator, worker)
 	url := fmt.Sprintf("http://%s:7077", aggregator.Addr(0))
 	serving := serve(t, aggregator, "ibv", "--insecure --listen :7077")
 	untilItServes(t, worker, url)
@@ -118,8 +105,6 @@ func says(t *testing.T, c *Cmd, limit time.Duration, want string) {
 
 // powerFailures kills a worker's host, which fails its job alone, and then the aggregator's, which fails all other jobs.
 func powerFailures(t *testing.T, aggregator, first, second *Guest) {
-	share(t, aggregator, first)
-	share(t, aggregator, second)
 	url := fmt.Sprintf("http://%s:7077", aggregator.Addr(0))
 	serving := serve(t, aggregator, "ibv", "--insecure --listen :7077")
 	untilItServes(t, first, url)

@@ -99,7 +99,8 @@ func TestTwoNodesHaveANICEach(t *testing.T) {
 			t.Errorf("node %d has processors %s", i, cpu)
 		}
 	}
-	onDevice(t, g, "TestIBVPlacement", "rxe0,rxe1")
+	t.Run("all that a chunk uses is on one", func(t *testing.T) { onDevice(t, g, "TestIBVPlacement", "rxe0,rxe1") })
+	t.Run("lanes fail over when one loses its link", func(t *testing.T) { failover(t, g) })
 }
 
 func TestTrioIsTwoRacks(t *testing.T) {

@@ -11,8 +11,6 @@ import (
 // racksExchange makes two guests the aggregators of a rack each, whose two workers run in a third guest. Plain Go confirms every
 // bit, and one model crosses the core in each direction and step: 2(R-1)/R.
 func racksExchange(t *testing.T, aggregators []*Guest, workers *Guest) {
-	share(t, aggregators[0], aggregators[1])
-	share(t, aggregators[0], workers)
 	const size = 2
 	names := []string{"a", "b"}
 	var urls []string

@@ -89,7 +89,7 @@ func steadyState(t *testing.T, g *Guest) {
 func shareOfPerftest(t *testing.T, g *Guest) {
 	file := filepath.Join(g.Dir(), "share.json")
 	out, err := g.Run(within(t, 3*time.Minute),
-		program(t, g)+" bench --provider ibv --bytes 8MB --workers 2 --iters 5 --warmup 1 --arena "+
+		program(t, g)+" bench --provider ibv --bytes 4MB --workers 2 --iters 2 --warmup 1 --arena "+
 			"--json "+SharedDir+"/share.json")
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -62,19 +62,6 @@ var plants = []planted{
 		Old: "case l.state == broken:\n\t\treturn true", New: "case l.state == broken:\n\t\treturn false",
 	}},
 	{Plant: plant.Plant{
-		Name: "a lane takes in what others handed over too late", File: "aggregate/shard/receive.go",
-		Old: "if s.Moves.arrivals.some.Load() {", New: "if s.Moves.arrivals.some.Load() && s.Machine.Open() == 0 {",
-	}},
-	{Plant: plant.Plant{
-		Name: "a chunk that moves loses its epoch", File: "aggregate/reduce/move.go",
-		Old: "fold: none, epoch: epoch}", New: "fold: none, epoch: epoch & 1}",
-	}},
-	{Plant: plant.Plant{
-		Name: "a chunk moves with the optimizer steps it had before", File: "aggregate/shard/migrate.go",
-		Old: "Chunk: *c, Bytes",
-		New: "Chunk: store.Chunk{Addr: c.Addr, Region: c.Region, Offset: c.Offset, Elems: c.Elems, Norms: c.Norms}, Bytes",
-	}},
-	{Plant: plant.Plant{
 		Name: "a chunk that was NACKed is encoded again, and its residual committed twice", File: "cgo/worker/coding.c",
 		Old: "if (c->kept) {", New: "if (c->kept && !PLANTED) {",
 	}},
@@ -90,6 +77,34 @@ var plants = []planted{
 	{Plant: plant.Plant{
 		Name: "a payload is read as another worker's", File: "aggregate/shard/actions.go",
 		Old: "at.Payload, at.Form", New: "at.Payload, s.Form[0]",
+	}},
+	{Plant: plant.Plant{
+		Name: "no block of rows is the last", File: "aggregate/reduce/rows.go",
+		Old: "m.rows.fill(s, reached == t.Rows)", New: "m.rows.fill(s, false)",
+	}},
+	{Plant: plant.Plant{
+		Name: "rows are believed to be as many as they say", File: "codec/rows.go",
+		Old: "if length != uint64(bytes) {", New: "if length < uint64(bytes) {",
+	}},
+	{Plant: plant.Plant{
+		Name: "a step counts the norm of rows that it does not apply", File: "aggregate/store/rows.go",
+		Old: "c.Norms.Gradient[(d.epoch+1)&1] = 0\n\tif !c.Dirty {", New: "if !c.Dirty {",
+	}},
+	{Plant: plant.Plant{
+		Name: "a block's rows are not in the union", File: "cgo/worker/rows.c",
+		Old: "set_bits(t->rows->bits, row, n);", New: "set_bits(t->rows->bits, row, PLANTED ? 0 : n);",
+	}},
+	{Plant: plant.Plant{
+		Name: "pulled rows lie where those of the first message do", File: "cgo/worker/rows.c",
+		Old: "const struct place *places = t->rows->order + m->first;", New: "const struct place *places = t->rows->order + (PLANTED ? 0 : m->first);",
+	}},
+	{paced: true, Plant: plant.Plant{
+		Name: "updates by one worker's rows are not counted", File: "aggregate/shard/rows.go",
+		Old: "s.Scratch.RowsMerged(s.Store, t, 0)", New: "",
+	}},
+	{paced: true, Plant: plant.Plant{
+		Name: "a worker that pulls rows counts as one that has not seen them", File: "aggregate/shard/rows.go",
+		Old: "stream.seen[t.Rows.First] = c.Updates", New: "stream.seen[t.Rows.First] += 0 * c.Updates",
 	}},
 	{paced: true, Plant: plant.Plant{
 		Name: "a gate lets workers lead by one step too many", File: "policy/stale.go",

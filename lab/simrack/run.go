@@ -32,7 +32,6 @@ type Result struct {
 	Turns       int
 	Virtual     time.Duration
 	Failovers   int
-	Moves       int  // of chunks, between lanes
 	Failed      bool // a job failed
 	Spared      bool // a job went on without a lost worker
 }
@@ -42,7 +41,6 @@ type run struct {
 	*Schedule
 	*cluster
 	rng      *rand.Rand
-	moves    *rand.Rand
 	log      io.Writer // may be nil
 	turns    int
 	onTheWay int   // messages not delivered or acknowledged
@@ -79,7 +77,7 @@ type progress struct{ chunks, ops uint64 }
 // Run runs a schedule. Its error names the invariant that was violated. If log is not nil, it receives the events of the run.
 func Run(s *Schedule, log io.Writer) (res Result, err error) {
 	r := &run{
-		Schedule: s, rng: rand.New(rand.NewPCG(s.Seed, 2)), moves: rand.New(rand.NewPCG(s.Seed, 3)), log: log,
+		Schedule: s, rng: rand.New(rand.NewPCG(s.Seed, 2)), log: log,
 		idle: make([]int, s.Lanes), wake: make([]int64, s.Lanes), lost: make([]bool, s.Lanes),
 		changes: make([]int, s.NICs), links: s.Links, struck: s.Fault.Kind == NoFault,
 	}
@@ -184,9 +182,6 @@ func (r *run) all() error {
 				return err
 			}
 			if err := r.changePolicies(); err != nil {
-				return err
-			}
-			if err := r.rebalance(); err != nil {
 				return err
 			}
 			if r.over() {

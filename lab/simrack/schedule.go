@@ -47,23 +47,25 @@ type Schedule struct {
 
 // JobSchedule describes a job.
 type JobSchedule struct {
-	Name    string
-	Starts  start
-	Retires bool // closed when it is over, while others may continue
-	Mode    aggregate.Mode
-	Rule    optim.Rule
-	Hyper   optim.Hyper
-	Wire    chunk.DType
-	Type    chunk.DType // of gradients and results in the workers' memory
-	Codecs  codec.Pair
-	Memory  memory
-	InPlace bool // the result replaces the gradient
-	Batches [][]uint64
-	Phases  []phase
-	Policy  pacing        // mode stream
-	Sets    bool          // mode stream: policies that apply sets of gradients
-	Change  *policyChange // mode stream; may be nil
-	Workers []WorkerSchedule
+	Name     string
+	Starts   start
+	Retires  bool // closed when it is over, while others may continue
+	Mode     aggregate.Mode
+	Rule     optim.Rule
+	Hyper    optim.Hyper
+	Wire     chunk.DType
+	Type     chunk.DType // of gradients and results in the workers' memory
+	Codecs   codec.Pair
+	Memory   memory
+	InPlace  bool // the result replaces the gradient
+	Batches  [][]uint64
+	Widths   [][]uint32 // of rows, as Batches; nil if all tensors are dense
+	Standard bool       // rows without a gradient take the rule, too
+	Phases   []phase
+	Policy   pacing        // mode stream
+	Sets     bool          // mode stream: policies that apply sets of gradients
+	Change   *policyChange // mode stream; may be nil
+	Workers  []WorkerSchedule
 }
 
 // start is the time at which a job starts.
@@ -168,11 +170,13 @@ func Draw(seed uint64) *Schedule {
 	}
 	crowd(s)
 	compress(s)
+	sparsify(s)
 	d.nuisances(s)
 	if d.chance(50) {
 		s.Fault = d.fault(s)
 	}
 	failovers(s)
+	misreport(s)
 	return s
 }
 
@@ -407,8 +411,9 @@ func (s *Schedule) String() string {
 		fmt.Fprintf(&b, "  failovers: %+v\n", *s.Failovers)
 	}
 	for _, j := range s.Jobs {
-		fmt.Fprintf(&b, "  %s: %s, retires %v; %v, %v, %v on the wire, %v in %s, codecs %v, in place %v, tensors %v\n",
-			j.Name, startNames[j.Starts], j.Retires, j.Mode, j.Rule, j.Wire, j.Type, memoryNames[j.Memory], j.Codecs, j.InPlace, j.Batches)
+		fmt.Fprintf(&b, "  %s: %s, retires %v; %v, %v, %v on the wire, %v in %s, codecs %v, in place %v, tensors %v, rows of %v, standard %v\n",
+			j.Name, startNames[j.Starts], j.Retires, j.Mode, j.Rule, j.Wire, j.Type, memoryNames[j.Memory], j.Codecs, j.InPlace, j.Batches,
+			j.Widths, j.Standard)
 		if j.Mode == aggregate.Stream {
 			fmt.Fprintf(&b, "    policy %v, change %+v\n", j.Policy, j.Change)
 		}

@@ -29,7 +29,6 @@ type found struct {
 	broken    int              // schedules that ended a job by a fault
 	spared    int              // schedules in which a job went on without a lost worker
 	failovers int
-	moves     int // of chunks
 }
 
 // sweep runs schedules on all cores until so many have failed.
@@ -60,7 +59,6 @@ func sweep(schedule func(seed uint64) *Schedule, first uint64, n, enough int) fo
 					f.spared++
 				}
 				f.failovers += res.Failovers
-				f.moves += res.Moves
 				if err != nil {
 					f.failures[s] = err
 				}
@@ -104,16 +102,13 @@ func testSchedules(t *testing.T, schedule func(seed uint64) *Schedule, n int, op
 		return
 	}
 	took := time.Since(start)
-	t.Logf("%d schedules from seed %d, %d of which ended a job by a fault and %d a worker alone, with %d failovers and %d moves of chunks, in %.1f s: %.0f a second",
-		n, *from, f.broken, f.spared, f.failovers, f.moves, took.Seconds(), float64(n)/took.Seconds())
+	t.Logf("%d schedules from seed %d: a fault ended a job in %d and a worker alone in %d; %d failovers; %.1f s, %.0f schedules a second",
+		n, *from, f.broken, f.spared, f.failovers, took.Seconds(), float64(n)/took.Seconds())
 	if n >= 100 && f.failovers < n {
 		t.Errorf("%d failovers in %d schedules are too few to show much", f.failovers, n)
 	}
 	if option != "" && n >= 100 && f.spared < n/50 {
 		t.Errorf("%d schedules of %d in which a job goes on without a lost worker are too few to show much", f.spared, n)
-	}
-	if option == "" && n >= 100 && f.moves < n {
-		t.Errorf("%d moves of chunks in %d schedules are too few to show much", f.moves, n)
 	}
 }
 

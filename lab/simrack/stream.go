@@ -90,6 +90,8 @@ func DrawPaced(seed uint64) *Schedule {
 	}
 	if f := &s.Fault; f.Kind == Rogue && f.Rogue == rogueTwice && s.Jobs[f.Job].Mode == aggregate.Stream {
 		f.Rogue = rogueLate // a gradient that is applied at once can only be late
+	} else if f.Kind == Rogue && f.Rogue >= rogueKinds && s.Jobs[f.Job].Widths == nil {
+		f.Rogue = rogueNoise
 	}
 	return s
 }
@@ -111,6 +113,7 @@ func (d draw) pace(j *JobSchedule) {
 	if j.Sets = d.chance(50); j.Sets {
 		draws = func() pacing { return d.sets(len(j.Workers)) }
 		j.InPlace = false         // pushpulls are answered empty
+		j.Widths = nil            // sets are of whole tensors
 		j.Batches = j.Batches[:1] // a worker that waits to register pushes nothing, for which others may wait
 		for w := range j.Workers {
 			j.Workers[w].Leaves = true // or a set could wait for ever
@@ -198,6 +201,7 @@ type streamFollowed struct {
 	got           [][]float32    // by tensor: the values that its memory must hold
 	coded         []*codec.Stream
 	decoded       []map[int][]float32 // by tensor, then phase: its gradients as a codec leaves them
+	reached       map[[2]int]uint32   // by sparse tensor and lane: the rows of the stream under way that are applied
 	ended         []int               // number of steps ended, by lane
 	begun         int                 // number of steps that it was released to
 }
@@ -210,6 +214,7 @@ func newStreamOracle(j *job) *streamOracle {
 	}
 	for w := range o.workers {
 		o.workers[w].phases = make(map[uint64]int)
+		o.workers[w].reached = make(map[[2]int]uint32)
 	}
 	return o
 }
@@ -270,9 +275,15 @@ func (o *streamOracle) event(lane int, e *aggregate.TraceEvent) error {
 		}
 		return o.broadcast(id)
 	case aggregate.TracePull:
-		o.give(int(e.Worker), id, racktest.OnWire(o.job.Wire, o.ref.W[id]))
+		if e.Rows > 0 {
+			return o.pullRows(lane, int(e.Worker), id, e)
+		}
+		o.give(int(e.Worker), id, racktest.OnWire(o.job.Wire, o.parameters(id)))
 		o.workers[e.Worker].seen[id] = o.updates[id]
 		return nil
+	}
+	if e.Rows > 0 {
+		return o.applyRows(lane, int(e.Worker), id, e)
 	}
 	return o.apply(int(e.Worker), id, e)
 }
@@ -301,9 +312,9 @@ func (o *streamOracle) give(w, id int, values []float32) {
 func (o *streamOracle) broadcast(id int) error {
 	t := o.tensor(id)
 	root := o.job.oracle.gradient(o.job.members[0].sent[t], 0, t)
-	o.ref.W[id] = clone(racktest.OnWire(o.job.Wire, o.part(id, root)))
+	copy(o.parameters(id), racktest.OnWire(o.job.Wire, o.part(id, root)))
 	for w := range o.workers {
-		o.give(w, id, o.ref.W[id])
+		o.give(w, id, o.parameters(id))
 	}
 	return nil
 }
