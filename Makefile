@@ -14,7 +14,7 @@ MODULE := github.com/rackweave/rackweave
 PACKAGES := ./...
 # Code that needs no C: plans, codecs, machines, references, models, reports.
 PURE := ./chunk/... ./codec/... ./policy/... ./hierarchy/... ./aggregate/optim/... ./aggregate/reduce/... ./client/failover/... \
-	./bench/models/... ./bench/study/overlap/... ./bench/report/... ./pqueue/... ./service/membership/view/...
+	./bench/models/... ./bench/report/... ./lab/study/overlap ./lab/study/transfers ./pqueue/... ./service/membership/view/...
 BUT_PURE = $(filter-out $(shell $(GO) list $(PURE)),$(shell $(GO) list $(PACKAGES)))
 # vet has seen all, and stacks need no DWARF: neither is made again for every package and detector.
 GO_TEST = $(GO) test -vet=off -ldflags=-w -timeout 30m
@@ -79,18 +79,17 @@ frameworks:
 test-pure:
 	CGO_ENABLED=0 $(GO_TEST) $(PURE)
 
-# By default one at a time: some measure time, others fill the machine. lab, lab/racks and membership have steps of their own in
-# scripts/test.sh.
+# By default one at a time: some fill the machine. lab has a step of its own in scripts/test.sh.
 ABREAST ?= 1
 test-packages:
 	@scripts/need.sh $(BUILD_PACKAGES)
-	$(GO_TEST) -p $(ABREAST) $(call chosen,$(filter-out %/rackweave/lab %/lab/racks %/service/membership,$(BUT_PURE)))
+	$(GO_TEST) -p $(ABREAST) $(call chosen,$(filter-out %/rackweave/lab,$(BUT_PURE)))
 
-# Without the house, include and bench/study/paper, which have no goroutines, lab/simrack, whose schedules run in one each,
+# Without the house, include and lab/study/paper, which have no goroutines, lab/simrack, whose schedules run in one each,
 # cgo/kernel, whose goroutines share memory in C alone, of which the detector sees nothing, packages that drive programs, which they
 # build without the detector, and packages with etcd, which takes a minute to build with it.
 UNRACED := $(MODULE) %/include %/lab/attacks %/lab/simrack %/cmd/rackweave %/cmd/rackweave-etcd \
-	%/service/etcd/server %/service/membership %/cgo/kernel %/bench/study/paper
+	%/service/etcd/server %/service/membership %/cgo/kernel %/lab/study/paper
 RACED = $(call chosen,$(filter-out $(UNRACED),$(BUT_PURE)))
 
 # The detector prints a race when it sees it. By default every process then waits a second more at its end.

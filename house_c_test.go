@@ -13,6 +13,7 @@ var (
 	notCode    = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'`)
 	tag        = regexp.MustCompile(`\b(struct|enum|union) \w+`)
 	identifier = regexp.MustCompile(`[A-Za-z_]\w*`)
+	quoted     = regexp.MustCompile(`(?m)^\s*#\s*include "([^"]+)"`)
 	// A function or a variable at the beginning of a line, with a body or a value.
 	definition = regexp.MustCompile(`(?m)^[A-Za-z_][\w \t*]*?\b(\w+)(?:\([^;{}]*\)\s*\{|(?:\[\w*\])* = )`)
 )
@@ -80,6 +81,51 @@ func TestEveryCallInCPointsDown(t *testing.T) {
 		for _, to := range targets {
 			if target := longest(includes, path.Dir(to)); target != room && !slices.Contains(includes[room], target) {
 				t.Errorf("%s uses %s: C code of %s may not stand on %s", from, to, room, target)
+			}
+		}
+	}
+}
+
+// The go command builds a package again when a package that it imports changes. It does not know headers of other folders. Each
+// folder with headers for others therefore embeds them, and each package imports the folders of all headers that it includes.
+func TestPackagesImportTheFoldersOfTheirHeaders(t *testing.T) {
+	headers, imported := map[string][]string{}, map[string][]string{} // of files; by folders
+	folders, embeds := map[string][]string{}, map[string]bool{}       // C of Go packages; folders that embed their headers
+	sources(t, func(name string, text []byte) {
+		dir := path.Dir(name)
+		for _, m := range quoted.FindAllSubmatch(text, -1) {
+			headers[name] = append(headers[name], path.Join(dir, string(m[1])))
+		}
+		switch {
+		case !strings.HasSuffix(name, ".go"):
+			folders[dir] = append(folders[dir], name)
+		case !strings.HasSuffix(name, "_test.go"):
+			imported[dir] = append(imported[dir], imports(t, name, text)...)
+			embeds[dir] = embeds[dir] || strings.Contains(string(text), "\n//go:embed *.h\nvar _ embed.FS\n")
+			if len(headers[name]) > 0 {
+				folders[dir] = append(folders[dir], name)
+			}
+		}
+	}, "*.go", "*.c", "*.h")
+	if len(headers["cgo/worker/internal.h"]) == 0 || !embeds["cgo/fabric/base"] {
+		t.Fatal("no header was found that includes another, or none that is embedded")
+	}
+	for dir, files := range folders {
+		for i := 0; i < len(files); i++ { // files grows by what each includes
+			for _, header := range headers[files[i]] {
+				if !slices.Contains(files, header) {
+					files = append(files, header)
+				}
+			}
+			owner := path.Dir(files[i])
+			if owner == dir || imported[dir] == nil {
+				continue
+			}
+			if !slices.Contains(imported[dir], module+"/"+owner) {
+				t.Errorf("%s includes %s: import %s too, or a change of the header does not build it again", dir, files[i], owner)
+			}
+			if !embeds[owner] {
+				t.Errorf("%s includes %s: %s has no \"//go:embed *.h\" for its headers", dir, files[i], owner)
 			}
 		}
 	}

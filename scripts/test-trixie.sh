@@ -40,6 +40,6 @@ mount --rbind /sys "$root/sys"
 mount --rbind /dev "$root/dev"
 exec chroot "$root" env -C /tree/python/tests PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=../src \
 	RACKWEAVE_LIBRARY=/tree/bin/librackweave.so.0 python3 -W ignore::ResourceWarning \
-	-m unittest -v test_torch test_torch_models test_torch_faults test_torch_frameworks \
+	-m unittest -v test_torch test_torch_sparse test_torch_models test_torch_faults test_torch_frameworks \
 	test_launch.Launchers.test_the_same_script_runs_under_rackweave_run_and_torchrun \
 	test_launch.Launchers.test_a_script_with_a_process_group_runs_under_torchrun

@@ -49,7 +49,7 @@ at_leisure() {
 computing() {
 	$make lint
 	$make test-sanitized ONLY='%/aggregate %/cgo/kernel'
-	$make test-packages ONLY='%/lab/simrack %/bench/study/learn'
+	$make test-packages ONLY='%/lab/simrack %/study/learn'
 }
 
 scripts/need.sh "$@"
@@ -79,13 +79,11 @@ $make --jobs=2 --output-sync=target test-python
 
 await lab
 
-# Racks wait for shaped links, and membership for leases: they run beside what computes.
-step "racks and membership"
-$go test -vet=off -ldflags=-w -p 1 -timeout 30m ./lab/racks ./service/membership
-
+# These wait, for shaped links, leases, timeouts and processes, more than they compute: several run beside what computes.
+waiting='%/client %/service %/cmd/rackweave %/include %/lab/attacks %/lab/racks %/service/membership'
+step "packages that wait"
+$make test-packages ABREAST=3 ONLY="$waiting"
 step "packages with C, but the lab"
-waiting='%/client %/service %/cmd/rackweave %/include %/lab/attacks' # for timeouts and processes, more than they compute
-$make test-packages ABREAST=2 ONLY="$waiting"
-$make test-packages BUT="$waiting %/lab/simrack %/bench/study/learn"
+$make test-packages ABREAST=2 BUT="$waiting %/lab/simrack %/study/learn"
 
 await "what computes"
