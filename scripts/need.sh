@@ -25,3 +25,7 @@ if ! install; then
 	$sudo apt-get update >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
 	install || { cat "$log" >&2; exit 1; }
 fi
+# The go command does not see system headers, and would go on with what it built without these.
+if [[ " ${missing[*]} " == *" libibverbs-dev "* ]]; then
+	"${GO:-go}" clean -cache
+fi
