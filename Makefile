@@ -13,8 +13,9 @@ LINT_PACKAGES := $(BUILD_PACKAGES) clang-format cppcheck
 MODULE := github.com/rackweave/rackweave
 PACKAGES := ./...
 # Code that needs no C: plans, codecs, machines, references, models, reports.
-PURE := ./chunk/... ./codec/... ./policy/... ./hierarchy/... ./aggregate/optim/... ./aggregate/reduce/... ./client/failover/... \
-	./bench/models/... ./bench/report/... ./lab/study/overlap ./lab/study/transfers ./pqueue/... ./service/membership/view/...
+PURE := ./chunk/... ./codec/... ./data/... ./policy/... ./hierarchy/... ./aggregate/optim/... ./aggregate/reduce/... \
+	./client/failover/... ./bench/models/... ./bench/report/... ./lab/study/overlap ./lab/study/transfers ./pqueue/... \
+	 ./service/membership/view/...
 BUT_PURE = $(filter-out $(shell $(GO) list $(PURE)),$(shell $(GO) list $(PACKAGES)))
 # vet has seen all, and stacks need no DWARF: neither is made again for every package and detector.
 GO_TEST = $(GO) test -vet=off -ldflags=-w -timeout 30m

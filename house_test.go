@@ -83,6 +83,7 @@ var house = map[string][]string{
 	"hierarchy/planner":  {"hierarchy"},
 	"chunk":              {},
 	"codec":              {},
+	"data":               {},
 	"doctor":             {"numa", "verbs"},
 	"pqueue":             {},
 	"rxe":                {},
@@ -144,7 +145,7 @@ var only = map[string][]string{
 
 // pure are the rooms that compute and do nothing else: no input or output, clock, goroutine, lock or chance.
 var pure = []string{
-	"chunk", "codec", "policy", "policy/ratecontrol", "hierarchy", "hierarchy/outer", "hierarchy/planner", "aggregate/optim",
+	"chunk", "codec", "data", "policy", "policy/ratecontrol", "hierarchy", "hierarchy/outer", "hierarchy/planner", "aggregate/optim",
 	"aggregate/reduce", "client/failover", "bench/models", "lab/study/overlap", "lab/study/transfers", "pqueue",
 	"service/membership/view",
 }
@@ -176,7 +177,8 @@ var includes = map[string][]string{
 
 // plain tells which rooms keep the rules of English below. A path belongs to its longest matching room.
 var plain = map[string]bool{
-	"aggregate": true, "hierarchy": true, "policy": true, "chunk": true, "codec": true, "pqueue": true, "numa": true, "verbs": true,
+	"aggregate": true, "hierarchy": true, "policy": true, "chunk": true, "codec": true, "data": true, "pqueue": true, "numa": true,
+	"verbs": true,
 	"doctor": true, "rxe": true, "launch": true, "cgo/kernel": true, "cgo/worker": true, "cgo/fabric": true,
 	"lab/plant": true, "lab/simrack": true, "cgo/library": true, "bench": true,
 	"service": true, "client": true, "cmd": true, "include": true, "lab": true, "examples": true,
