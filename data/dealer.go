@@ -1,0 +1,105 @@
+package data
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Range is the positions [From, To) of an epoch's order.
+type Range struct {
+	Epoch    uint64
+	From, To uint64
+}
+
+// Len returns the number of positions.
+func (r Range) Len() uint64 { return r.To - r.From }
+
+// Lease is a batch: positions that a worker holds until it reports that their gradient was applied.
+type Lease struct {
+	Seq    uint64
+	Ranges []Range
+	// End reports that the epoch has no further batch for any worker. The lease is empty then. An empty lease without End is a step
+	// without rows: the worker takes part in it with a gradient of 0, or asks again later if nobody waits for its steps.
+	End bool
+}
+
+// Rows returns the number of positions.
+func (l Lease) Rows() (n uint64) {
+	for _, r := range l.Ranges {
+		n += r.Len()
+	}
+	return n
+}
+
+// Dealer deals batches to workers, which are numbered from 0.
+type Dealer interface {
+	// Next leases a batch of at most count positions of an epoch. A worker numbers its calls from 1. A repeated number has the same
+	// answer.
+	Next(worker int, seq, epoch, count uint64) (Lease, error)
+	// Done reports that the gradient of the batch with a number was applied. A repetition has no effect.
+	Done(worker int, seq uint64) error
+	// Lose takes back what a worker holds. Its numbers begin again with 1.
+	Lose(worker int)
+	// State returns what a new Dealer goes on from: what nobody has applied is dealt again.
+	State() (State, error)
+}
+
+// State is a dealer's progress.
+type State struct {
+	Epoch    uint64
+	Cursor   uint64  // the first position that was never dealt; of a fixed division, the step
+	Returned []Range // positions before it that are dealt again, ascending
+}
+
+// Errors of a Dealer, wrapped.
+var (
+	ErrSequence = errors.New("out of sequence")
+	ErrNotHeld  = errors.New("the lease is not held")
+	ErrEpoch    = errors.New("not the present epoch")
+)
+
+// MaxLeases bounds the leases that a worker holds at a time.
+const MaxLeases = 1024
+
+// worker keeps what a dealer has leased to one.
+type worker struct {
+	seq    uint64 // of the last call
+	last   Lease
+	leases []Lease // with ranges, by number
+}
+
+// repeated returns the answer to a repeated call. It reports false for the next call.
+func (w *worker) repeated(seq uint64) (l Lease, again bool, err error) {
+	switch {
+	case seq == w.seq && seq > 0:
+		return w.last, true, nil
+	case seq != w.seq+1:
+		return l, false, fmt.Errorf("call %d: %w: %d is next", seq, ErrSequence, w.seq+1)
+	case len(w.leases) == MaxLeases:
+		return l, false, fmt.Errorf("call %d: the worker holds %d batches: report some as done first", seq, MaxLeases)
+	}
+	return l, false, nil
+}
+
+func (w *worker) lease(l Lease) Lease {
+	w.seq, w.last = l.Seq, l
+	if len(l.Ranges) > 0 {
+		w.leases = append(w.leases, l)
+	}
+	return l
+}
+
+// done takes a lease from the worker. It reports false if it was taken before, or was empty.
+func (w *worker) done(seq uint64) (Lease, bool, error) {
+	if seq == 0 || seq > w.seq {
+		return Lease{}, false, fmt.Errorf("done with batch %d: %w: the last is %d", seq, ErrNotHeld, w.seq)
+	}
+	i := slices.IndexFunc(w.leases, func(l Lease) bool { return l.Seq == seq })
+	if i < 0 {
+		return Lease{}, false, nil
+	}
+	l := w.leases[i]
+	w.leases = slices.Delete(w.leases, i, i+1)
+	return l, true, nil
+}

@@ -1,0 +1,168 @@
+package data
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+// Ledger deals positions of the order as workers ask for them, so that a worker takes as many batches as it can compute. A position
+// is applied once in an epoch: leases of a lost worker return, and are dealt first.
+type Ledger struct {
+	total       uint64
+	synchronous bool
+	epoch       uint64
+	cursor      uint64
+	returned    []Range // ascending
+	pending     uint64  // positions of the epoch that were dealt, but not applied
+	lastStep    uint64  // synchronous: the highest number of a batch with rows in the epoch
+	workers     []worker
+}
+
+// NewLedger returns a ledger of epochs of so many positions, which goes on from a state. Workers of synchronous training make the
+// same steps, one batch in each: an epoch ends for all with the same step. Others end it when all of it is applied.
+func NewLedger(total uint64, workers int, synchronous bool, s State) (*Ledger, error) {
+	if total == 0 || total > MaxRows || s.Cursor > total {
+		return nil, fmt.Errorf("position %d of an epoch of %d: use 1 to 2^40 rows", s.Cursor, total)
+	}
+	l := &Ledger{total: total, synchronous: synchronous, epoch: s.Epoch, cursor: s.Cursor, workers: make([]worker, workers)}
+	for i, r := range s.Returned {
+		last := Range{}
+		if i > 0 {
+			last = s.Returned[i-1]
+		}
+		if r.From >= r.To || r.To > total || r.Epoch > s.Epoch || r.Epoch == s.Epoch && r.To > s.Cursor ||
+			i > 0 && (r.Epoch < last.Epoch || r.Epoch == last.Epoch && r.From < last.To) {
+			return nil, fmt.Errorf("the state returns positions %d to %d of epoch %d, which it cannot have dealt once", r.From, r.To, r.Epoch)
+		}
+		l.giveBack(r)
+	}
+	return l, nil
+}
+
+// Next implements Dealer. It takes a time that grows with the number of ranges that were returned.
+func (l *Ledger) Next(worker int, seq, epoch, count uint64) (Lease, error) {
+	w := &l.workers[worker]
+	if last, again, err := w.repeated(seq); again || err != nil {
+		return last, err
+	}
+	if epoch == l.epoch+1 && l.over(seq) {
+		l.epoch, l.cursor, l.pending, l.lastStep = epoch, 0, 0, 0
+	}
+	switch {
+	case epoch < l.epoch:
+		return w.lease(Lease{Seq: seq, End: true}), nil
+	case epoch > l.epoch:
+		return Lease{}, fmt.Errorf("epoch %d: %w: %d is not over", epoch, ErrEpoch, l.epoch)
+	case count == 0:
+		return Lease{}, fmt.Errorf("batch %d of 0 rows: use 1 or more", seq)
+	}
+	out := Lease{Seq: seq, Ranges: l.take(count)}
+	switch {
+	case len(out.Ranges) > 0:
+		l.lastStep = max(l.lastStep, seq)
+	default:
+		out.End = l.over(seq)
+	}
+	return w.lease(out), nil
+}
+
+// over reports whether the epoch has no batch for a call, nor for any later one.
+func (l *Ledger) over(seq uint64) bool {
+	if l.cursor < l.total || len(l.returned) > 0 {
+		return false
+	}
+	if l.synchronous {
+		return seq > l.lastStep
+	}
+	return l.pending == 0
+}
+
+// take deals at most so many positions, returned ones first.
+func (l *Ledger) take(count uint64) (out []Range) {
+	for count > 0 && len(l.returned) > 0 {
+		r := &l.returned[0]
+		part := Range{r.Epoch, r.From, min(r.To, r.From+count)}
+		if r.From = part.To; r.Len() == 0 {
+			l.returned = l.returned[1:]
+		}
+		out, count = append(out, part), count-part.Len()
+	}
+	if n := min(count, l.total-l.cursor); n > 0 {
+		out = append(out, Range{l.epoch, l.cursor, l.cursor + n})
+		l.cursor += n
+	}
+	for _, r := range out {
+		if r.Epoch == l.epoch {
+			l.pending += r.Len()
+		}
+	}
+	return out
+}
+
+// giveBack makes positions the next ones to deal, in their order.
+func (l *Ledger) giveBack(r Range) {
+	i, _ := slices.BinarySearchFunc(l.returned, r, func(a, b Range) int {
+		return cmp.Or(cmp.Compare(a.Epoch, b.Epoch), cmp.Compare(a.From, b.From))
+	})
+	l.returned = slices.Insert(l.returned, i, r)
+	join := func(i int) { // range i+1 to range i, if they meet
+		if i >= 0 && i+1 < len(l.returned) && l.returned[i].Epoch == l.returned[i+1].Epoch && l.returned[i].To == l.returned[i+1].From {
+			l.returned[i].To = l.returned[i+1].To
+			l.returned = slices.Delete(l.returned, i+1, i+2)
+		}
+	}
+	join(i)
+	join(i - 1)
+}
+
+// Done implements Dealer.
+func (l *Ledger) Done(worker int, seq uint64) error {
+	lease, held, err := l.workers[worker].done(seq)
+	if held {
+		l.settle(lease)
+	}
+	return err
+}
+
+// settle counts a lease's positions as no longer pending.
+func (l *Ledger) settle(lease Lease) {
+	for _, r := range lease.Ranges {
+		if r.Epoch == l.epoch {
+			l.pending -= r.Len()
+		}
+	}
+}
+
+// Lose implements Dealer.
+func (l *Ledger) Lose(lost int) {
+	for _, lease := range l.workers[lost].leases {
+		l.settle(lease)
+		for _, r := range lease.Ranges {
+			l.giveBack(r)
+		}
+	}
+	l.workers[lost] = worker{}
+}
+
+// State implements Dealer. Leases count as returned: their gradients are not in the model that is saved with the state.
+func (l *Ledger) State() (State, error) {
+	all := Ledger{epoch: l.epoch, returned: slices.Clone(l.returned)}
+	for i := range l.workers {
+		for _, lease := range l.workers[i].leases {
+			for _, r := range lease.Ranges {
+				all.giveBack(r)
+			}
+		}
+	}
+	s := State{Epoch: l.epoch, Cursor: l.cursor, Returned: all.returned}
+	// Positions just before the cursor that were not applied are as good as never dealt.
+	if n := len(s.Returned); n > 0 && s.Returned[n-1].Epoch == s.Epoch && s.Returned[n-1].To == s.Cursor {
+		s.Cursor = s.Returned[n-1].From
+		s.Returned = s.Returned[:n-1]
+	}
+	if n := len(s.Returned); n > 0 && s.Cursor == 0 { // nothing of this epoch was applied, and an earlier one is not over
+		s.Epoch, s.Cursor = s.Returned[n-1].Epoch, l.total
+	}
+	return s, nil
+}
