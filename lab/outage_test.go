@@ -17,7 +17,7 @@ func startExchange(t *testing.T, g *Guest, flags string) *Cmd {
 	sent := func() int { return counters(t, g, "sent_pkts")["sent_pkts"] }
 	before := sent()
 	c := g.Start("exec " + program(t, g) + " bench " + flags)
-	for range 150 {
+	for range 450 {
 		time.Sleep(200 * time.Millisecond)
 		if sent() > before+500 {
 			return c

@@ -25,7 +25,7 @@ import (
 const (
 	maxRunName     = 128
 	watchWithin    = 10 * time.Second // from Join to Watch
-	connectWithin  = 15 * time.Second // from Join to Connect
+	connectWithin  = 45 * time.Second // from Join to Connect
 	heartbeatEvery = time.Second
 	PingTimeout    = 8 * time.Second // of a peer that has sent nothing for a while
 	maxRegions     = 1 << 14         // of a worker's memory: a lane searches them when it fails over
