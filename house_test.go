@@ -178,7 +178,7 @@ var includes = map[string][]string{
 // plain tells which rooms keep the rules of English below. A path belongs to its longest matching room.
 var plain = map[string]bool{
 	"aggregate": true, "hierarchy": true, "policy": true, "chunk": true, "codec": true, "data": true, "pqueue": true, "numa": true,
-	"verbs": true,
+	"verbs":  true,
 	"doctor": true, "rxe": true, "launch": true, "cgo/kernel": true, "cgo/worker": true, "cgo/fabric": true,
 	"lab/plant": true, "lab/simrack": true, "cgo/library": true, "bench": true,
 	"service": true, "client": true, "cmd": true, "include": true, "lab": true, "examples": true,
