@@ -53,11 +53,11 @@ type Order struct {
 }
 
 type group struct {
-	number       int
-	size, draws  uint64
-	cycle        uint64 // of permuted
-	permuted     permutation
-	drawn, begun bool
+	number      int
+	size, draws uint64
+	cycle       uint64 // of permuted
+	permuted    permutation
+	begun       bool
 }
 
 // head is a group's place that comes next, by key over draws of the epoch.
