@@ -43,7 +43,8 @@ func NewBatches(sum, workers int) (*Batches, error) {
 // Sizes returns the rows of each worker's next batch.
 func (b *Batches) Sizes() []int { return b.sizes }
 
-// Took records how long a worker computed a batch, unless no clock would say that. It reports whether the sizes have changed.
+// Took records how long a worker computed a batch, and reports whether the sizes have changed. It ignores times outside 1 ns to
+// 10^9 s.
 func (b *Batches) Took(worker, rows int, seconds float64) bool {
 	if rows < 1 || !(seconds >= 1e-9 && seconds <= 1e9) {
 		return false

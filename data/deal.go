@@ -24,8 +24,8 @@ type Deal struct {
 	permuted  []permutation
 }
 
-// NewDeal returns a division. With broadcast, groups of fewer rows than workers go to everyone: the figure divides groups above the
-// number of workers only, the text calls a group sparse that has "fewer", which holds here.
+// NewDeal returns a division. With broadcast, groups with fewer rows than workers go to everyone. That is the thesis' text; its
+// figure 6.7 also gives everyone a group with exactly as many rows.
 func NewDeal(sizes Sizes, workers int, start Start, broadcast bool, seed uint64) (*Deal, error) {
 	if err := sizes.Check(); err != nil {
 		return nil, err

@@ -6,9 +6,9 @@
 // goes on from any position, at once.
 //
 // A [Deal] is a division of all rows into the shards of workers, made once. A [Ledger] deals positions of the order while workers
-// train: who is faster takes more. A [Fixed] division of the order gives each step and rank its positions without a ledger.
+// train: a faster worker takes more. A [Fixed] division of the order gives each step and rank its positions without a ledger.
 // [Batches] are sizes that follow the workers' speeds.
 //
-// The static divisions are those of chapter 6 of the thesis that proposes Strategy-Switch; docs/data.md lists a reading for each of
-// its gaps.
+// The static divisions follow chapter 6 of the thesis that proposes Strategy-Switch. Where it leaves a gap, the comment of the
+// function gives the reading.
 package data

@@ -42,7 +42,7 @@ type Place struct {
 }
 
 // Order is the sequence of an epoch. Each group is permuted. The place j of n of a group comes at (j + u) / n of the epoch, with u
-// drawn from [0, 1), so that every stretch of the epoch has of each group what its size tells. One group is a plain permutation.
+// drawn from [0, 1), so that every stretch of the epoch has each group in proportion to its size. One group is a plain permutation.
 //
 // All is computed from the seed and the number of the epoch, in integers: every machine has the same sequence.
 type Order struct {

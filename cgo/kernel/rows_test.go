@@ -83,7 +83,7 @@ func (s *sparse) check() error {
 	return nil
 }
 
-// pushed is what one rank sends: ids ascending and their rows, and the messages that hold them.
+// pushed holds one rank's rows with their ids, which ascend, and the messages that carry them.
 type pushed struct {
 	rows     map[int][]float32
 	messages []RowSource

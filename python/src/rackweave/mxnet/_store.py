@@ -197,7 +197,7 @@ class RackWeave(mx.kvstore.KVStore):
                 spread(_sparse.fetch(self, entry) if entry.sparse else entry.value, wanted)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """Copies rows of keys' values to out, row_sparse arrays: those that row_ids lists, in any order, repeated or not."""
+        """Copies the rows listed in row_ids from keys' values to out, row_sparse arrays. Ids may repeat and come in any order."""
         if out is None:
             raise WrongArrayError(f"key {key!r}: row_sparse_pull has no array to fill: give out=, a row_sparse array of the key's shape")
         if isinstance(key, (list, tuple)) and not (isinstance(row_ids, (list, tuple)) and len(row_ids) == len(key)):
