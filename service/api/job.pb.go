@@ -95,7 +95,7 @@ func (x TraceEvent_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TraceEvent_Kind.Descriptor instead.
 func (TraceEvent_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{41, 0}
+	return file_job_proto_rawDescGZIP(), []int{43, 0}
 }
 
 type JoinRequest struct {
@@ -3197,7 +3197,13 @@ func (x *SetPolicyResponse) GetWas() string {
 type ReportLossRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One worker reports each epoch's.
-	Loss          float64 `protobuf:"fixed64,1,opt,name=loss,proto3" json:"loss,omitempty"`
+	Loss float64 `protobuf:"fixed64,1,opt,name=loss,proto3" json:"loss,omitempty"`
+	// Of an observer.
+	Job string `protobuf:"bytes,2,opt,name=job,proto3" json:"job,omitempty"`
+	// The step of the parameters that were evaluated; 0: unknown.
+	Step uint32 `protobuf:"varint,3,opt,name=step,proto3" json:"step,omitempty"`
+	// By group of the training set; 0: none of the group's rows was evaluated.
+	GroupLosses   []float64 `protobuf:"fixed64,4,rep,packed,name=group_losses,json=groupLosses,proto3" json:"group_losses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3239,6 +3245,167 @@ func (x *ReportLossRequest) GetLoss() float64 {
 	return 0
 }
 
+func (x *ReportLossRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *ReportLossRequest) GetStep() uint32 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *ReportLossRequest) GetGroupLosses() []float64 {
+	if x != nil {
+		return x.GroupLosses
+	}
+	return nil
+}
+
+type CaptureRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of an observer; empty: the member's.
+	Job string `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	// 0: the next that no chunk has had.
+	Step          uint32 `protobuf:"varint,2,opt,name=step,proto3" json:"step,omitempty"`
+	TimeoutMs     uint32 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CaptureRequest) Reset() {
+	*x = CaptureRequest{}
+	mi := &file_job_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CaptureRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CaptureRequest) ProtoMessage() {}
+
+func (x *CaptureRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CaptureRequest.ProtoReflect.Descriptor instead.
+func (*CaptureRequest) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *CaptureRequest) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *CaptureRequest) GetStep() uint32 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *CaptureRequest) GetTimeoutMs() uint32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+type CaptureResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the first answer, with the tensors in the order of registration.
+	Step    uint32    `protobuf:"varint,1,opt,name=step,proto3" json:"step,omitempty"`
+	Tensors []*Tensor `protobuf:"bytes,2,rep,name=tensors,proto3" json:"tensors,omitempty"`
+	// Then: elements of a tensor from an offset on: f32, little-endian. A spread job's aggregator returns those that it has.
+	Tensor        uint32 `protobuf:"varint,3,opt,name=tensor,proto3" json:"tensor,omitempty"`
+	Offset        uint64 `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
+	Data          []byte `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CaptureResponse) Reset() {
+	*x = CaptureResponse{}
+	mi := &file_job_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CaptureResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CaptureResponse) ProtoMessage() {}
+
+func (x *CaptureResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_job_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CaptureResponse.ProtoReflect.Descriptor instead.
+func (*CaptureResponse) Descriptor() ([]byte, []int) {
+	return file_job_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *CaptureResponse) GetStep() uint32 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *CaptureResponse) GetTensors() []*Tensor {
+	if x != nil {
+		return x.Tensors
+	}
+	return nil
+}
+
+func (x *CaptureResponse) GetTensor() uint32 {
+	if x != nil {
+		return x.Tensor
+	}
+	return 0
+}
+
+func (x *CaptureResponse) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *CaptureResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 type ReportLossResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3247,7 +3414,7 @@ type ReportLossResponse struct {
 
 func (x *ReportLossResponse) Reset() {
 	*x = ReportLossResponse{}
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3259,7 +3426,7 @@ func (x *ReportLossResponse) String() string {
 func (*ReportLossResponse) ProtoMessage() {}
 
 func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[37]
+	mi := &file_job_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3272,7 +3439,7 @@ func (x *ReportLossResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportLossResponse.ProtoReflect.Descriptor instead.
 func (*ReportLossResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{37}
+	return file_job_proto_rawDescGZIP(), []int{39}
 }
 
 type TraceRequest struct {
@@ -3288,7 +3455,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3300,7 +3467,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[38]
+	mi := &file_job_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3313,7 +3480,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{38}
+	return file_job_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *TraceRequest) GetJob() string {
@@ -3354,7 +3521,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3366,7 +3533,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[39]
+	mi := &file_job_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3379,7 +3546,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{39}
+	return file_job_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *TraceResponse) GetMode() string {
@@ -3436,7 +3603,7 @@ type LaneTrace struct {
 
 func (x *LaneTrace) Reset() {
 	*x = LaneTrace{}
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3448,7 +3615,7 @@ func (x *LaneTrace) String() string {
 func (*LaneTrace) ProtoMessage() {}
 
 func (x *LaneTrace) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[40]
+	mi := &file_job_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3461,7 +3628,7 @@ func (x *LaneTrace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneTrace.ProtoReflect.Descriptor instead.
 func (*LaneTrace) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{40}
+	return file_job_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *LaneTrace) GetTensors() []uint32 {
@@ -3501,7 +3668,7 @@ type TraceEvent struct {
 
 func (x *TraceEvent) Reset() {
 	*x = TraceEvent{}
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3513,7 +3680,7 @@ func (x *TraceEvent) String() string {
 func (*TraceEvent) ProtoMessage() {}
 
 func (x *TraceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[41]
+	mi := &file_job_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3526,7 +3693,7 @@ func (x *TraceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEvent.ProtoReflect.Descriptor instead.
 func (*TraceEvent) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{41}
+	return file_job_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *TraceEvent) GetKind() TraceEvent_Kind {
@@ -3602,7 +3769,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3614,7 +3781,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[42]
+	mi := &file_job_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3627,7 +3794,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{42}
+	return file_job_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DrainRequest) GetTimeoutMs() uint32 {
@@ -3646,7 +3813,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3658,7 +3825,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[43]
+	mi := &file_job_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3671,7 +3838,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{43}
+	return file_job_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DrainResponse) GetJobs() uint32 {
@@ -3977,9 +4144,23 @@ const file_job_proto_rawDesc = "" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x16\n" +
 	"\x06policy\x18\x03 \x01(\tR\x06policyJ\x04\b\x02\x10\x03\"%\n" +
 	"\x11SetPolicyResponse\x12\x10\n" +
-	"\x03was\x18\x01 \x01(\tR\x03was\"'\n" +
+	"\x03was\x18\x01 \x01(\tR\x03was\"p\n" +
 	"\x11ReportLossRequest\x12\x12\n" +
-	"\x04loss\x18\x01 \x01(\x01R\x04loss\"\x14\n" +
+	"\x04loss\x18\x01 \x01(\x01R\x04loss\x12\x10\n" +
+	"\x03job\x18\x02 \x01(\tR\x03job\x12\x12\n" +
+	"\x04step\x18\x03 \x01(\rR\x04step\x12!\n" +
+	"\fgroup_losses\x18\x04 \x03(\x01R\vgroupLosses\"U\n" +
+	"\x0eCaptureRequest\x12\x10\n" +
+	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
+	"\x04step\x18\x02 \x01(\rR\x04step\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\"\x99\x01\n" +
+	"\x0fCaptureResponse\x12\x12\n" +
+	"\x04step\x18\x01 \x01(\rR\x04step\x12.\n" +
+	"\atensors\x18\x02 \x03(\v2\x14.rackweave.v1.TensorR\atensors\x12\x16\n" +
+	"\x06tensor\x18\x03 \x01(\rR\x06tensor\x12\x16\n" +
+	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x12\n" +
+	"\x04data\x18\x05 \x01(\fR\x04data\"\x14\n" +
 	"\x12ReportLossResponse\"Y\n" +
 	"\fTraceRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x1f\n" +
@@ -4020,7 +4201,7 @@ const file_job_proto_rawDesc = "" +
 	"\n" +
 	"timeout_ms\x18\x02 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"#\n" +
 	"\rDrainResponse\x12\x12\n" +
-	"\x04jobs\x18\x01 \x01(\rR\x04jobs2\x99\f\n" +
+	"\x04jobs\x18\x01 \x01(\rR\x04jobs2\xe3\f\n" +
 	"\n" +
 	"JobService\x12=\n" +
 	"\x04Join\x12\x19.rackweave.v1.JoinRequest\x1a\x1a.rackweave.v1.JoinResponse\x12B\n" +
@@ -4042,7 +4223,8 @@ const file_job_proto_rawDesc = "" +
 	"\tSetPolicy\x12\x1e.rackweave.v1.SetPolicyRequest\x1a\x1f.rackweave.v1.SetPolicyResponse\x12I\n" +
 	"\bSetCodec\x12\x1d.rackweave.v1.SetCodecRequest\x1a\x1e.rackweave.v1.SetCodecResponse\x12O\n" +
 	"\n" +
-	"ReportLoss\x12\x1f.rackweave.v1.ReportLossRequest\x1a .rackweave.v1.ReportLossResponse\x12@\n" +
+	"ReportLoss\x12\x1f.rackweave.v1.ReportLossRequest\x1a .rackweave.v1.ReportLossResponse\x12H\n" +
+	"\aCapture\x12\x1c.rackweave.v1.CaptureRequest\x1a\x1d.rackweave.v1.CaptureResponse0\x01\x12@\n" +
 	"\x05Trace\x12\x1a.rackweave.v1.TraceRequest\x1a\x1b.rackweave.v1.TraceResponse\x12@\n" +
 	"\x05Drain\x12\x1a.rackweave.v1.DrainRequest\x1a\x1b.rackweave.v1.DrainResponse\x12@\n" +
 	"\x05Links\x12\x1a.rackweave.v1.LinksRequest\x1a\x1b.rackweave.v1.LinksResponseB,Z*github.com/rackweave/rackweave/service/apib\x06proto3"
@@ -4060,7 +4242,7 @@ func file_job_proto_rawDescGZIP() []byte {
 }
 
 var file_job_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_job_proto_goTypes = []any{
 	(TraceEvent_Kind)(0),          // 0: rackweave.v1.TraceEvent.Kind
 	(*JoinRequest)(nil),           // 1: rackweave.v1.JoinRequest
@@ -4100,54 +4282,56 @@ var file_job_proto_goTypes = []any{
 	(*SetPolicyRequest)(nil),      // 35: rackweave.v1.SetPolicyRequest
 	(*SetPolicyResponse)(nil),     // 36: rackweave.v1.SetPolicyResponse
 	(*ReportLossRequest)(nil),     // 37: rackweave.v1.ReportLossRequest
-	(*ReportLossResponse)(nil),    // 38: rackweave.v1.ReportLossResponse
-	(*TraceRequest)(nil),          // 39: rackweave.v1.TraceRequest
-	(*TraceResponse)(nil),         // 40: rackweave.v1.TraceResponse
-	(*LaneTrace)(nil),             // 41: rackweave.v1.LaneTrace
-	(*TraceEvent)(nil),            // 42: rackweave.v1.TraceEvent
-	(*DrainRequest)(nil),          // 43: rackweave.v1.DrainRequest
-	(*DrainResponse)(nil),         // 44: rackweave.v1.DrainResponse
-	nil,                           // 45: rackweave.v1.JoinRequest.HyperEntry
-	(*Codec)(nil),                 // 46: rackweave.v1.Codec
-	(*Codecs)(nil),                // 47: rackweave.v1.Codecs
-	(*Tensor)(nil),                // 48: rackweave.v1.Tensor
-	(*SparseStatus)(nil),          // 49: rackweave.v1.SparseStatus
-	(*Coding)(nil),                // 50: rackweave.v1.Coding
-	(*SaveRequest)(nil),           // 51: rackweave.v1.SaveRequest
-	(*WriteManifestRequest)(nil),  // 52: rackweave.v1.WriteManifestRequest
-	(*ReadManifestRequest)(nil),   // 53: rackweave.v1.ReadManifestRequest
-	(*RestoreRequest)(nil),        // 54: rackweave.v1.RestoreRequest
-	(*ReadStateRequest)(nil),      // 55: rackweave.v1.ReadStateRequest
-	(*WriteStateRequest)(nil),     // 56: rackweave.v1.WriteStateRequest
-	(*AcceptCodecsRequest)(nil),   // 57: rackweave.v1.AcceptCodecsRequest
-	(*SetCodecRequest)(nil),       // 58: rackweave.v1.SetCodecRequest
-	(*LinksRequest)(nil),          // 59: rackweave.v1.LinksRequest
-	(*SaveResponse)(nil),          // 60: rackweave.v1.SaveResponse
-	(*WriteManifestResponse)(nil), // 61: rackweave.v1.WriteManifestResponse
-	(*ReadManifestResponse)(nil),  // 62: rackweave.v1.ReadManifestResponse
-	(*RestoreResponse)(nil),       // 63: rackweave.v1.RestoreResponse
-	(*ReadStateResponse)(nil),     // 64: rackweave.v1.ReadStateResponse
-	(*WriteStateResponse)(nil),    // 65: rackweave.v1.WriteStateResponse
-	(*AcceptCodecsResponse)(nil),  // 66: rackweave.v1.AcceptCodecsResponse
-	(*SetCodecResponse)(nil),      // 67: rackweave.v1.SetCodecResponse
-	(*LinksResponse)(nil),         // 68: rackweave.v1.LinksResponse
+	(*CaptureRequest)(nil),        // 38: rackweave.v1.CaptureRequest
+	(*CaptureResponse)(nil),       // 39: rackweave.v1.CaptureResponse
+	(*ReportLossResponse)(nil),    // 40: rackweave.v1.ReportLossResponse
+	(*TraceRequest)(nil),          // 41: rackweave.v1.TraceRequest
+	(*TraceResponse)(nil),         // 42: rackweave.v1.TraceResponse
+	(*LaneTrace)(nil),             // 43: rackweave.v1.LaneTrace
+	(*TraceEvent)(nil),            // 44: rackweave.v1.TraceEvent
+	(*DrainRequest)(nil),          // 45: rackweave.v1.DrainRequest
+	(*DrainResponse)(nil),         // 46: rackweave.v1.DrainResponse
+	nil,                           // 47: rackweave.v1.JoinRequest.HyperEntry
+	(*Codec)(nil),                 // 48: rackweave.v1.Codec
+	(*Codecs)(nil),                // 49: rackweave.v1.Codecs
+	(*Tensor)(nil),                // 50: rackweave.v1.Tensor
+	(*SparseStatus)(nil),          // 51: rackweave.v1.SparseStatus
+	(*Coding)(nil),                // 52: rackweave.v1.Coding
+	(*SaveRequest)(nil),           // 53: rackweave.v1.SaveRequest
+	(*WriteManifestRequest)(nil),  // 54: rackweave.v1.WriteManifestRequest
+	(*ReadManifestRequest)(nil),   // 55: rackweave.v1.ReadManifestRequest
+	(*RestoreRequest)(nil),        // 56: rackweave.v1.RestoreRequest
+	(*ReadStateRequest)(nil),      // 57: rackweave.v1.ReadStateRequest
+	(*WriteStateRequest)(nil),     // 58: rackweave.v1.WriteStateRequest
+	(*AcceptCodecsRequest)(nil),   // 59: rackweave.v1.AcceptCodecsRequest
+	(*SetCodecRequest)(nil),       // 60: rackweave.v1.SetCodecRequest
+	(*LinksRequest)(nil),          // 61: rackweave.v1.LinksRequest
+	(*SaveResponse)(nil),          // 62: rackweave.v1.SaveResponse
+	(*WriteManifestResponse)(nil), // 63: rackweave.v1.WriteManifestResponse
+	(*ReadManifestResponse)(nil),  // 64: rackweave.v1.ReadManifestResponse
+	(*RestoreResponse)(nil),       // 65: rackweave.v1.RestoreResponse
+	(*ReadStateResponse)(nil),     // 66: rackweave.v1.ReadStateResponse
+	(*WriteStateResponse)(nil),    // 67: rackweave.v1.WriteStateResponse
+	(*AcceptCodecsResponse)(nil),  // 68: rackweave.v1.AcceptCodecsResponse
+	(*SetCodecResponse)(nil),      // 69: rackweave.v1.SetCodecResponse
+	(*LinksResponse)(nil),         // 70: rackweave.v1.LinksResponse
 }
 var file_job_proto_depIdxs = []int32{
-	45, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
+	47, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
 	4,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
 	3,  // 2: rackweave.v1.JoinResponse.aggregators:type_name -> rackweave.v1.Aggregator
 	3,  // 3: rackweave.v1.JoinResponse.racks:type_name -> rackweave.v1.Aggregator
-	46, // 4: rackweave.v1.JoinResponse.gradients:type_name -> rackweave.v1.Codec
-	46, // 5: rackweave.v1.JoinResponse.answers:type_name -> rackweave.v1.Codec
+	48, // 4: rackweave.v1.JoinResponse.gradients:type_name -> rackweave.v1.Codec
+	48, // 5: rackweave.v1.JoinResponse.answers:type_name -> rackweave.v1.Codec
 	9,  // 6: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
 	7,  // 7: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
-	47, // 8: rackweave.v1.WatchResponse.codecs:type_name -> rackweave.v1.Codecs
+	49, // 8: rackweave.v1.WatchResponse.codecs:type_name -> rackweave.v1.Codecs
 	8,  // 9: rackweave.v1.Links.broken:type_name -> rackweave.v1.BrokenLane
 	11, // 10: rackweave.v1.ConnectRequest.lanes:type_name -> rackweave.v1.WorkerLane
 	13, // 11: rackweave.v1.ConnectResponse.lanes:type_name -> rackweave.v1.AggregatorLane
 	15, // 12: rackweave.v1.ResumeRequest.regions:type_name -> rackweave.v1.Region
 	13, // 13: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.AggregatorLane
-	48, // 14: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
+	50, // 14: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
 	27, // 15: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
 	30, // 16: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
 	25, // 17: rackweave.v1.StatusResponse.membership:type_name -> rackweave.v1.Membership
@@ -4159,59 +4343,62 @@ var file_job_proto_depIdxs = []int32{
 	33, // 23: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
 	32, // 24: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
 	31, // 25: rackweave.v1.JobStatus.drift:type_name -> rackweave.v1.Drift
-	49, // 26: rackweave.v1.JobStatus.sparse:type_name -> rackweave.v1.SparseStatus
-	50, // 27: rackweave.v1.WorkerStatus.gradients:type_name -> rackweave.v1.Coding
-	50, // 28: rackweave.v1.WorkerStatus.answers:type_name -> rackweave.v1.Coding
-	41, // 29: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
-	42, // 30: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
-	0,  // 31: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
-	1,  // 32: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
-	5,  // 33: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
-	10, // 34: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
-	14, // 35: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
-	17, // 36: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
-	19, // 37: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
-	51, // 38: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
-	52, // 39: rackweave.v1.JobService.WriteManifest:input_type -> rackweave.v1.WriteManifestRequest
-	53, // 40: rackweave.v1.JobService.ReadManifest:input_type -> rackweave.v1.ReadManifestRequest
-	54, // 41: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
-	55, // 42: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
-	56, // 43: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
-	57, // 44: rackweave.v1.JobService.AcceptCodecs:input_type -> rackweave.v1.AcceptCodecsRequest
-	21, // 45: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
-	23, // 46: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
-	35, // 47: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
-	58, // 48: rackweave.v1.JobService.SetCodec:input_type -> rackweave.v1.SetCodecRequest
-	37, // 49: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
-	39, // 50: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
-	43, // 51: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
-	59, // 52: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
-	2,  // 53: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
-	6,  // 54: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
-	12, // 55: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
-	16, // 56: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
-	18, // 57: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
-	20, // 58: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
-	60, // 59: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
-	61, // 60: rackweave.v1.JobService.WriteManifest:output_type -> rackweave.v1.WriteManifestResponse
-	62, // 61: rackweave.v1.JobService.ReadManifest:output_type -> rackweave.v1.ReadManifestResponse
-	63, // 62: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
-	64, // 63: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
-	65, // 64: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
-	66, // 65: rackweave.v1.JobService.AcceptCodecs:output_type -> rackweave.v1.AcceptCodecsResponse
-	22, // 66: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
-	24, // 67: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
-	36, // 68: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
-	67, // 69: rackweave.v1.JobService.SetCodec:output_type -> rackweave.v1.SetCodecResponse
-	38, // 70: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
-	40, // 71: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
-	44, // 72: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
-	68, // 73: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
-	53, // [53:74] is the sub-list for method output_type
-	32, // [32:53] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	51, // 26: rackweave.v1.JobStatus.sparse:type_name -> rackweave.v1.SparseStatus
+	52, // 27: rackweave.v1.WorkerStatus.gradients:type_name -> rackweave.v1.Coding
+	52, // 28: rackweave.v1.WorkerStatus.answers:type_name -> rackweave.v1.Coding
+	50, // 29: rackweave.v1.CaptureResponse.tensors:type_name -> rackweave.v1.Tensor
+	43, // 30: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
+	44, // 31: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
+	0,  // 32: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
+	1,  // 33: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
+	5,  // 34: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
+	10, // 35: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
+	14, // 36: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
+	17, // 37: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
+	19, // 38: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
+	53, // 39: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
+	54, // 40: rackweave.v1.JobService.WriteManifest:input_type -> rackweave.v1.WriteManifestRequest
+	55, // 41: rackweave.v1.JobService.ReadManifest:input_type -> rackweave.v1.ReadManifestRequest
+	56, // 42: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
+	57, // 43: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
+	58, // 44: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
+	59, // 45: rackweave.v1.JobService.AcceptCodecs:input_type -> rackweave.v1.AcceptCodecsRequest
+	21, // 46: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
+	23, // 47: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
+	35, // 48: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
+	60, // 49: rackweave.v1.JobService.SetCodec:input_type -> rackweave.v1.SetCodecRequest
+	37, // 50: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
+	38, // 51: rackweave.v1.JobService.Capture:input_type -> rackweave.v1.CaptureRequest
+	41, // 52: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
+	45, // 53: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
+	61, // 54: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
+	2,  // 55: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
+	6,  // 56: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
+	12, // 57: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
+	16, // 58: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
+	18, // 59: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
+	20, // 60: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
+	62, // 61: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
+	63, // 62: rackweave.v1.JobService.WriteManifest:output_type -> rackweave.v1.WriteManifestResponse
+	64, // 63: rackweave.v1.JobService.ReadManifest:output_type -> rackweave.v1.ReadManifestResponse
+	65, // 64: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
+	66, // 65: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
+	67, // 66: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
+	68, // 67: rackweave.v1.JobService.AcceptCodecs:output_type -> rackweave.v1.AcceptCodecsResponse
+	22, // 68: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
+	24, // 69: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
+	36, // 70: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
+	69, // 71: rackweave.v1.JobService.SetCodec:output_type -> rackweave.v1.SetCodecResponse
+	40, // 72: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
+	39, // 73: rackweave.v1.JobService.Capture:output_type -> rackweave.v1.CaptureResponse
+	42, // 74: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
+	46, // 75: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
+	70, // 76: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
+	55, // [55:77] is the sub-list for method output_type
+	33, // [33:55] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_job_proto_init() }
@@ -4230,7 +4417,7 @@ func file_job_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_job_proto_rawDesc), len(file_job_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   45,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1068,9 +1068,11 @@ type CheckpointHeader struct {
 	OuterRule string   `protobuf:"bytes,8,opt,name=outer_rule,json=outerRule,proto3" json:"outer_rule,omitempty"`
 	// In a part file: the aggregator's number and how many the job is spread over, from which the chunks of the part follow with the
 	// plan, whose digest this is. The file then has the tensors of which the part has chunks, and of each those chunks' elements.
-	Part          uint32 `protobuf:"varint,9,opt,name=part,proto3" json:"part,omitempty"`
-	Parts         uint32 `protobuf:"varint,10,opt,name=parts,proto3" json:"parts,omitempty"`
-	Plan          []byte `protobuf:"bytes,11,opt,name=plan,proto3" json:"plan,omitempty"`
+	Part  uint32 `protobuf:"varint,9,opt,name=part,proto3" json:"part,omitempty"`
+	Parts uint32 `protobuf:"varint,10,opt,name=parts,proto3" json:"parts,omitempty"`
+	Plan  []byte `protobuf:"bytes,11,opt,name=plan,proto3" json:"plan,omitempty"`
+	// The progress of the job's training sets, where the first of its aggregators deals their rows.
+	Data          []*DataState `protobuf:"bytes,12,rep,name=data,proto3" json:"data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1178,6 +1180,13 @@ func (x *CheckpointHeader) GetParts() uint32 {
 func (x *CheckpointHeader) GetPlan() []byte {
 	if x != nil {
 		return x.Plan
+	}
+	return nil
+}
+
+func (x *CheckpointHeader) GetData() []*DataState {
+	if x != nil {
+		return x.Data
 	}
 	return nil
 }
@@ -1563,7 +1572,8 @@ var File_state_proto protoreflect.FileDescriptor
 
 const file_state_proto_rawDesc = "" +
 	"\n" +
-	"\vstate.proto\x12\frackweave.v1\"\xf5\x01\n" +
+	"\vstate.proto\x12\frackweave.v1\x1a\n" +
+	"data.proto\"\xf5\x01\n" +
 	"\x06Tensor\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05shape\x18\x02 \x03(\x04R\x05shape\x12\x14\n" +
@@ -1647,7 +1657,7 @@ const file_state_proto_rawDesc = "" +
 	"\n" +
 	"StateMarks\x12\x1a\n" +
 	"\bfinished\x18\x01 \x03(\x04R\bfinished\x12\x16\n" +
-	"\x06epochs\x18\x02 \x03(\rR\x06epochs\"\xba\x02\n" +
+	"\x06epochs\x18\x02 \x03(\rR\x06epochs\"\xe7\x02\n" +
 	"\x10CheckpointHeader\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04mode\x18\x02 \x01(\tR\x04mode\x12\x1c\n" +
@@ -1662,7 +1672,8 @@ const file_state_proto_rawDesc = "" +
 	"\x04part\x18\t \x01(\rR\x04part\x12\x14\n" +
 	"\x05parts\x18\n" +
 	" \x01(\rR\x05parts\x12\x12\n" +
-	"\x04plan\x18\v \x01(\fR\x04plan\"l\n" +
+	"\x04plan\x18\v \x01(\fR\x04plan\x12+\n" +
+	"\x04data\x18\f \x03(\v2\x17.rackweave.v1.DataStateR\x04data\"l\n" +
 	"\x10CheckpointTensor\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05elems\x18\x02 \x01(\x04R\x05elems\x12\x18\n" +
@@ -1733,6 +1744,7 @@ var file_state_proto_goTypes = []any{
 	(*CheckpointPart)(nil),        // 19: rackweave.v1.CheckpointPart
 	(*SparseStatus)(nil),          // 20: rackweave.v1.SparseStatus
 	(*HotChunk)(nil),              // 21: rackweave.v1.HotChunk
+	(*DataState)(nil),             // 22: rackweave.v1.DataState
 }
 var file_state_proto_depIdxs = []int32{
 	18, // 0: rackweave.v1.SaveRequest.replaces:type_name -> rackweave.v1.CheckpointManifest
@@ -1743,13 +1755,14 @@ var file_state_proto_depIdxs = []int32{
 	0,  // 5: rackweave.v1.StateQuestion.kind:type_name -> rackweave.v1.StateQuestion.Kind
 	15, // 6: rackweave.v1.StateQuestion.marks:type_name -> rackweave.v1.StateMarks
 	17, // 7: rackweave.v1.CheckpointHeader.tensors:type_name -> rackweave.v1.CheckpointTensor
-	19, // 8: rackweave.v1.CheckpointManifest.parts:type_name -> rackweave.v1.CheckpointPart
-	21, // 9: rackweave.v1.SparseStatus.hottest:type_name -> rackweave.v1.HotChunk
-	10, // [10:10] is the sub-list for method output_type
-	10, // [10:10] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	22, // 8: rackweave.v1.CheckpointHeader.data:type_name -> rackweave.v1.DataState
+	19, // 9: rackweave.v1.CheckpointManifest.parts:type_name -> rackweave.v1.CheckpointPart
+	21, // 10: rackweave.v1.SparseStatus.hottest:type_name -> rackweave.v1.HotChunk
+	11, // [11:11] is the sub-list for method output_type
+	11, // [11:11] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_state_proto_init() }
@@ -1757,6 +1770,7 @@ func file_state_proto_init() {
 	if File_state_proto != nil {
 		return
 	}
+	file_data_proto_init()
 	file_state_proto_msgTypes[0].OneofWrappers = []any{}
 	file_state_proto_msgTypes[3].OneofWrappers = []any{}
 	type x struct{}

@@ -82,6 +82,8 @@ const (
 	JobServiceSetCodecProcedure = "/rackweave.v1.JobService/SetCodec"
 	// JobServiceReportLossProcedure is the fully-qualified name of the JobService's ReportLoss RPC.
 	JobServiceReportLossProcedure = "/rackweave.v1.JobService/ReportLoss"
+	// JobServiceCaptureProcedure is the fully-qualified name of the JobService's Capture RPC.
+	JobServiceCaptureProcedure = "/rackweave.v1.JobService/Capture"
 	// JobServiceTraceProcedure is the fully-qualified name of the JobService's Trace RPC.
 	JobServiceTraceProcedure = "/rackweave.v1.JobService/Trace"
 	// JobServiceDrainProcedure is the fully-qualified name of the JobService's Drain RPC.
@@ -134,8 +136,13 @@ type JobServiceClient interface {
 	SetPolicy(context.Context, *api.SetPolicyRequest) (*api.SetPolicyResponse, error)
 	// SetCodec switches all gradients of a running job whose codecs a controller chooses to a codec, or lets it choose again.
 	SetCodec(context.Context, *api.SetCodecRequest) (*api.SetCodecResponse, error)
-	// ReportLoss tells the policy of the worker's job the validation loss after an epoch.
+	// ReportLoss tells a job's policy, and the service that deals its rows, the validation loss after an epoch. A member of the job
+	// calls it, or an observer with the job's token.
 	ReportLoss(context.Context, *api.ReportLossRequest) (*api.ReportLossResponse, error)
+	// Capture returns the parameters of a running job as they were after a step, and stops no worker: the tensors, then their values
+	// in order. A member of the job calls it, or an observer with the job's token. If the job is spread over several aggregators, the
+	// caller asks each for the same step.
+	Capture(context.Context, *api.CaptureRequest) (*connect.ServerStreamForClient[api.CaptureResponse], error)
 	// Trace takes note of what happens to a running job's chunks and steps for a while, and returns it.
 	Trace(context.Context, *api.TraceRequest) (*api.TraceResponse, error)
 	// Drain refuses new jobs, waits for the present ones, and ends the aggregator.
@@ -264,6 +271,12 @@ func NewJobServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...
 			connect.WithSchema(jobServiceMethods.ByName("ReportLoss")),
 			connect.WithClientOptions(opts...),
 		),
+		capture: connect.NewClient[api.CaptureRequest, api.CaptureResponse](
+			httpClient,
+			baseURL+JobServiceCaptureProcedure,
+			connect.WithSchema(jobServiceMethods.ByName("Capture")),
+			connect.WithClientOptions(opts...),
+		),
 		trace: connect.NewClient[api.TraceRequest, api.TraceResponse](
 			httpClient,
 			baseURL+JobServiceTraceProcedure,
@@ -305,6 +318,7 @@ type jobServiceClient struct {
 	setPolicy     *connect.Client[api.SetPolicyRequest, api.SetPolicyResponse]
 	setCodec      *connect.Client[api.SetCodecRequest, api.SetCodecResponse]
 	reportLoss    *connect.Client[api.ReportLossRequest, api.ReportLossResponse]
+	capture       *connect.Client[api.CaptureRequest, api.CaptureResponse]
 	trace         *connect.Client[api.TraceRequest, api.TraceResponse]
 	drain         *connect.Client[api.DrainRequest, api.DrainResponse]
 	links         *connect.Client[api.LinksRequest, api.LinksResponse]
@@ -468,6 +482,11 @@ func (c *jobServiceClient) ReportLoss(ctx context.Context, req *api.ReportLossRe
 	return nil, err
 }
 
+// Capture calls rackweave.v1.JobService.Capture.
+func (c *jobServiceClient) Capture(ctx context.Context, req *api.CaptureRequest) (*connect.ServerStreamForClient[api.CaptureResponse], error) {
+	return c.capture.CallServerStream(ctx, connect.NewRequest(req))
+}
+
 // Trace calls rackweave.v1.JobService.Trace.
 func (c *jobServiceClient) Trace(ctx context.Context, req *api.TraceRequest) (*api.TraceResponse, error) {
 	response, err := c.trace.CallUnary(ctx, connect.NewRequest(req))
@@ -539,8 +558,13 @@ type JobServiceHandler interface {
 	SetPolicy(context.Context, *api.SetPolicyRequest) (*api.SetPolicyResponse, error)
 	// SetCodec switches all gradients of a running job whose codecs a controller chooses to a codec, or lets it choose again.
 	SetCodec(context.Context, *api.SetCodecRequest) (*api.SetCodecResponse, error)
-	// ReportLoss tells the policy of the worker's job the validation loss after an epoch.
+	// ReportLoss tells a job's policy, and the service that deals its rows, the validation loss after an epoch. A member of the job
+	// calls it, or an observer with the job's token.
 	ReportLoss(context.Context, *api.ReportLossRequest) (*api.ReportLossResponse, error)
+	// Capture returns the parameters of a running job as they were after a step, and stops no worker: the tensors, then their values
+	// in order. A member of the job calls it, or an observer with the job's token. If the job is spread over several aggregators, the
+	// caller asks each for the same step.
+	Capture(context.Context, *api.CaptureRequest, *connect.ServerStream[api.CaptureResponse]) error
 	// Trace takes note of what happens to a running job's chunks and steps for a while, and returns it.
 	Trace(context.Context, *api.TraceRequest) (*api.TraceResponse, error)
 	// Drain refuses new jobs, waits for the present ones, and ends the aggregator.
@@ -665,6 +689,12 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 		connect.WithSchema(jobServiceMethods.ByName("ReportLoss")),
 		connect.WithHandlerOptions(opts...),
 	)
+	jobServiceCaptureHandler := connect.NewServerStreamHandlerSimple(
+		JobServiceCaptureProcedure,
+		svc.Capture,
+		connect.WithSchema(jobServiceMethods.ByName("Capture")),
+		connect.WithHandlerOptions(opts...),
+	)
 	jobServiceTraceHandler := connect.NewUnaryHandlerSimple(
 		JobServiceTraceProcedure,
 		svc.Trace,
@@ -721,6 +751,8 @@ func NewJobServiceHandler(svc JobServiceHandler, opts ...connect.HandlerOption) 
 			jobServiceSetCodecHandler.ServeHTTP(w, r)
 		case JobServiceReportLossProcedure:
 			jobServiceReportLossHandler.ServeHTTP(w, r)
+		case JobServiceCaptureProcedure:
+			jobServiceCaptureHandler.ServeHTTP(w, r)
 		case JobServiceTraceProcedure:
 			jobServiceTraceHandler.ServeHTTP(w, r)
 		case JobServiceDrainProcedure:
@@ -806,6 +838,10 @@ func (UnimplementedJobServiceHandler) SetCodec(context.Context, *api.SetCodecReq
 
 func (UnimplementedJobServiceHandler) ReportLoss(context.Context, *api.ReportLossRequest) (*api.ReportLossResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.ReportLoss is not implemented"))
+}
+
+func (UnimplementedJobServiceHandler) Capture(context.Context, *api.CaptureRequest, *connect.ServerStream[api.CaptureResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("rackweave.v1.JobService.Capture is not implemented"))
 }
 
 func (UnimplementedJobServiceHandler) Trace(context.Context, *api.TraceRequest) (*api.TraceResponse, error) {
