@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rackweave/rackweave/bench/study/samples"
 	"github.com/rackweave/rackweave/policy"
 )
 
@@ -18,8 +19,8 @@ func TestDigitsAreAllThere(t *testing.T) {
 	// As scikit-learn's documentation counts them.
 	want := [classes]int{178, 182, 177, 183, 181, 182, 181, 179, 174, 180}
 	var got [classes]int
-	for _, x := range digits() {
-		got[x.digit]++
+	for _, x := range samples.Digits() {
+		got[x.Digit]++
 	}
 	if got != want {
 		t.Errorf("images by digit: %v, want %v", got, want)

@@ -40,7 +40,7 @@ type activations struct {
 func (n *network) forward(x *image, a *activations) float64 {
 	h := &a.hidden
 	copy(h[:], n[biases1:weights2])
-	multiply(h[:], x.ink[:], n[:biases1])
+	multiply(h[:], x.Ink[:], n[:biases1])
 	out := &a.output
 	copy(out[:], n[biases2:])
 	for j, v := range h {
@@ -48,7 +48,7 @@ func (n *network) forward(x *image, a *activations) float64 {
 	}
 	multiply(out[:], h[:], n[weights2:biases2])
 	highest := slices.Max(out[:])
-	own := out[x.digit] - highest
+	own := out[x.Digit] - highest
 	sum := 0.0
 	var e [classes]float64
 	for k, v := range out {
@@ -69,7 +69,7 @@ func (n *network) gradient(g *network, batch []*image) {
 	for _, x := range batch {
 		n.forward(x, &a)
 		d := a.output
-		d[x.digit]--
+		d[x.Digit]--
 		var dh [hidden]float32
 		for k := range d {
 			d[k] *= scale
@@ -88,7 +88,7 @@ func (n *network) gradient(g *network, batch []*image) {
 			dh[j] = sum
 			g[biases1+j] += sum
 		}
-		for p, ink := range x.ink {
+		for p, ink := range x.Ink {
 			if ink == 0 {
 				continue
 			}
@@ -107,7 +107,7 @@ func (n *network) test(images []image) (loss, accuracy float64) {
 	for i := range images {
 		x := &images[i]
 		loss += n.forward(x, &a)
-		if slices.Index(a.output[:], slices.Max(a.output[:])) == int(x.digit) {
+		if slices.Index(a.output[:], slices.Max(a.output[:])) == int(x.Digit) {
 			right++
 		}
 	}

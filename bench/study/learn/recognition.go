@@ -34,7 +34,7 @@ func (r *recognition) shards(n int, skewed bool) [][]int {
 		order[i] = i
 	}
 	if skewed {
-		slices.SortStableFunc(order, func(a, b int) int { return int(r.images[a].digit) - int(r.images[b].digit) })
+		slices.SortStableFunc(order, func(a, b int) int { return int(r.images[a].Digit) - int(r.images[b].Digit) })
 	}
 	return divide(order, n)
 }

@@ -1,34 +1,16 @@
 package learn
 
 import (
-	_ "embed"
 	"math/rand/v2"
-	"strings"
-	"sync"
+
+	"github.com/rackweave/rackweave/bench/study/samples"
 )
-
-// The text is the beginning of Isaac Newton's Opticks (4th edition, 1730; in the public domain, from Go's test data): in lower
-// case, with one space for all that is not among the letters of alphabet.
-//
-//go:embed opticks.gz
-var packedText []byte
-
-const alphabet = "abcdefghijklmnopqrstuvwxyz ',-.;"
 
 // textLength is the number of its letters, and textPart the number that a fold tests with.
 const (
-	textLength = 1 << 17
+	textLength = samples.Letters
 	textPart   = 1 << 12
 )
-
-// opticks returns the text, each letter as its place in the alphabet.
-var opticks = sync.OnceValue(func() []byte {
-	text := unpack(packedText, textLength)
-	for i, c := range text {
-		text[i] = byte(strings.IndexByte(alphabet, c))
-	}
-	return text
-})
 
 // reading is the task to predict the next letter: its samples are windows of the text, by their first letter.
 type reading struct {
@@ -38,7 +20,7 @@ type reading struct {
 
 // newReading tests with a part of the text that differs by fold, and trains with the rest.
 func newReading(fold int) task {
-	all := opticks()
+	all := samples.Opticks()
 	first := (2*fold + 1) * textLength / (2 * Folds)
 	return &reading{
 		text: append(all[:first:first], all[first+textPart:]...), tests: all[first : first+textPart],
