@@ -10,4 +10,4 @@ protoc --proto_path=service/api --plugin=protoc-gen-go="$bin/protoc-gen-go" \
 	--plugin=protoc-gen-connect-go="$bin/protoc-gen-connect-go" \
 	--go_out=service/api --go_opt=paths=source_relative \
 	--connect-go_out=service/api --connect-go_opt=paths=source_relative,simple=true \
-	codec.proto data.proto job.proto rack.proto state.proto
+	codec.proto data.proto job.proto rack.proto state.proto trace.proto

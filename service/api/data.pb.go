@@ -33,8 +33,8 @@ type OpenDataRequest struct {
 	// The manifest's digest, if the worker knows it; another one is refused.
 	Digest []byte `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`
 	Seed   uint64 `protobuf:"varint,5,opt,name=seed,proto3" json:"seed,omitempty"`
-	// queue: a worker takes the next rows of the epoch's order. fixed: step and rank say which rows. shards: as fixed, of the worker's
-	// shard in the manifest. Empty: queue.
+	// queue: a worker takes the next rows of the epoch's order. fixed: step and rank say which rows. shards: as fixed, but of the
+	// worker's shard in the manifest. Empty: queue.
 	Deal string `protobuf:"bytes,6,opt,name=deal,proto3" json:"deal,omitempty"`
 	// The order does not spread the manifest's groups evenly over the epoch.
 	Plain bool `protobuf:"varint,7,opt,name=plain,proto3" json:"plain,omitempty"`

@@ -34,70 +34,6 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-type TraceEvent_Kind int32
-
-const (
-	// A worker's gradient came.
-	TraceEvent_ARRIVE TraceEvent_Kind = 0
-	// The gradients of all workers made one update, or rank 0's values became the parameters.
-	TraceEvent_FOLD TraceEvent_Kind = 1
-	// One worker's gradient made an update.
-	TraceEvent_UPDATE TraceEvent_Kind = 2
-	// A worker was sent the parameters.
-	TraceEvent_PULL TraceEvent_Kind = 3
-	// A worker has ended its step.
-	TraceEvent_END TraceEvent_Kind = 4
-	// The worker may begin its next step.
-	TraceEvent_GO TraceEvent_Kind = 5
-)
-
-// Enum value maps for TraceEvent_Kind.
-var (
-	TraceEvent_Kind_name = map[int32]string{
-		0: "ARRIVE",
-		1: "FOLD",
-		2: "UPDATE",
-		3: "PULL",
-		4: "END",
-		5: "GO",
-	}
-	TraceEvent_Kind_value = map[string]int32{
-		"ARRIVE": 0,
-		"FOLD":   1,
-		"UPDATE": 2,
-		"PULL":   3,
-		"END":    4,
-		"GO":     5,
-	}
-)
-
-func (x TraceEvent_Kind) Enum() *TraceEvent_Kind {
-	p := new(TraceEvent_Kind)
-	*p = x
-	return p
-}
-
-func (x TraceEvent_Kind) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (TraceEvent_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_job_proto_enumTypes[0].Descriptor()
-}
-
-func (TraceEvent_Kind) Type() protoreflect.EnumType {
-	return &file_job_proto_enumTypes[0]
-}
-
-func (x TraceEvent_Kind) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use TraceEvent_Kind.Descriptor instead.
-func (TraceEvent_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{43, 0}
-}
-
 type JoinRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Job   string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
@@ -3442,323 +3378,6 @@ func (*ReportLossResponse) Descriptor() ([]byte, []int) {
 	return file_job_proto_rawDescGZIP(), []int{39}
 }
 
-type TraceRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Job   string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	// How long. At most a minute.
-	DurationMs uint32 `protobuf:"varint,2,opt,name=duration_ms,json=durationMs,proto3" json:"duration_ms,omitempty"`
-	// The most events that each lane keeps: the last ones. 0: the server's default.
-	Events        uint32 `protobuf:"varint,3,opt,name=events,proto3" json:"events,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *TraceRequest) Reset() {
-	*x = TraceRequest{}
-	mi := &file_job_proto_msgTypes[40]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *TraceRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*TraceRequest) ProtoMessage() {}
-
-func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[40]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
-func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{40}
-}
-
-func (x *TraceRequest) GetJob() string {
-	if x != nil {
-		return x.Job
-	}
-	return ""
-}
-
-func (x *TraceRequest) GetDurationMs() uint32 {
-	if x != nil {
-		return x.DurationMs
-	}
-	return 0
-}
-
-func (x *TraceRequest) GetEvents() uint32 {
-	if x != nil {
-		return x.Events
-	}
-	return 0
-}
-
-type TraceResponse struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Mode    string                 `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"`
-	Workers uint32                 `protobuf:"varint,2,opt,name=workers,proto3" json:"workers,omitempty"`
-	// Names by number.
-	Tensors []string     `protobuf:"bytes,3,rep,name=tensors,proto3" json:"tensors,omitempty"`
-	Lanes   []*LaneTrace `protobuf:"bytes,4,rep,name=lanes,proto3" json:"lanes,omitempty"`
-	// Events that newer ones replaced.
-	Lost uint64 `protobuf:"varint,5,opt,name=lost,proto3" json:"lost,omitempty"`
-	// Mode stream: for how many ns of the trace each worker that is held at its end has been; 0: it is not.
-	HeldNs        []int64 `protobuf:"varint,6,rep,packed,name=held_ns,json=heldNs,proto3" json:"held_ns,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *TraceResponse) Reset() {
-	*x = TraceResponse{}
-	mi := &file_job_proto_msgTypes[41]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *TraceResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*TraceResponse) ProtoMessage() {}
-
-func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[41]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
-func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{41}
-}
-
-func (x *TraceResponse) GetMode() string {
-	if x != nil {
-		return x.Mode
-	}
-	return ""
-}
-
-func (x *TraceResponse) GetWorkers() uint32 {
-	if x != nil {
-		return x.Workers
-	}
-	return 0
-}
-
-func (x *TraceResponse) GetTensors() []string {
-	if x != nil {
-		return x.Tensors
-	}
-	return nil
-}
-
-func (x *TraceResponse) GetLanes() []*LaneTrace {
-	if x != nil {
-		return x.Lanes
-	}
-	return nil
-}
-
-func (x *TraceResponse) GetLost() uint64 {
-	if x != nil {
-		return x.Lost
-	}
-	return 0
-}
-
-func (x *TraceResponse) GetHeldNs() []int64 {
-	if x != nil {
-		return x.HeldNs
-	}
-	return nil
-}
-
-type LaneTrace struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The tensors of the lane's chunks.
-	Tensors []uint32 `protobuf:"varint,1,rep,packed,name=tensors,proto3" json:"tensors,omitempty"`
-	// Oldest first.
-	Events        []*TraceEvent `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *LaneTrace) Reset() {
-	*x = LaneTrace{}
-	mi := &file_job_proto_msgTypes[42]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *LaneTrace) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*LaneTrace) ProtoMessage() {}
-
-func (x *LaneTrace) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[42]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use LaneTrace.ProtoReflect.Descriptor instead.
-func (*LaneTrace) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{42}
-}
-
-func (x *LaneTrace) GetTensors() []uint32 {
-	if x != nil {
-		return x.Tensors
-	}
-	return nil
-}
-
-func (x *LaneTrace) GetEvents() []*TraceEvent {
-	if x != nil {
-		return x.Events
-	}
-	return nil
-}
-
-type TraceEvent struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Kind  TraceEvent_Kind        `protobuf:"varint,1,opt,name=kind,proto3,enum=rackweave.v1.TraceEvent_Kind" json:"kind,omitempty"`
-	// ns of the aggregator's clock.
-	At int64 `protobuf:"varint,2,opt,name=at,proto3" json:"at,omitempty"`
-	// ns of arithmetic, and in which answers were posted after that.
-	Took   uint32 `protobuf:"varint,3,opt,name=took,proto3" json:"took,omitempty"`
-	Posted uint32 `protobuf:"varint,4,opt,name=posted,proto3" json:"posted,omitempty"`
-	// The chunk, numbered in the lane.
-	Chunk uint32 `protobuf:"varint,5,opt,name=chunk,proto3" json:"chunk,omitempty"`
-	// -1: all.
-	Worker int32 `protobuf:"zigzag32,6,opt,name=worker,proto3" json:"worker,omitempty"`
-	// The worker's count of the chunk's pushes, modulo 128.
-	Epoch uint32 `protobuf:"varint,7,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	// ARRIVE, FOLD: the bytes of the gradient, or of the answer, and the id of its codec. 0: raw.
-	Bytes         uint32 `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	Codec         uint32 `protobuf:"varint,9,opt,name=codec,proto3" json:"codec,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *TraceEvent) Reset() {
-	*x = TraceEvent{}
-	mi := &file_job_proto_msgTypes[43]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *TraceEvent) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*TraceEvent) ProtoMessage() {}
-
-func (x *TraceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[43]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use TraceEvent.ProtoReflect.Descriptor instead.
-func (*TraceEvent) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{43}
-}
-
-func (x *TraceEvent) GetKind() TraceEvent_Kind {
-	if x != nil {
-		return x.Kind
-	}
-	return TraceEvent_ARRIVE
-}
-
-func (x *TraceEvent) GetAt() int64 {
-	if x != nil {
-		return x.At
-	}
-	return 0
-}
-
-func (x *TraceEvent) GetTook() uint32 {
-	if x != nil {
-		return x.Took
-	}
-	return 0
-}
-
-func (x *TraceEvent) GetPosted() uint32 {
-	if x != nil {
-		return x.Posted
-	}
-	return 0
-}
-
-func (x *TraceEvent) GetChunk() uint32 {
-	if x != nil {
-		return x.Chunk
-	}
-	return 0
-}
-
-func (x *TraceEvent) GetWorker() int32 {
-	if x != nil {
-		return x.Worker
-	}
-	return 0
-}
-
-func (x *TraceEvent) GetEpoch() uint32 {
-	if x != nil {
-		return x.Epoch
-	}
-	return 0
-}
-
-func (x *TraceEvent) GetBytes() uint32 {
-	if x != nil {
-		return x.Bytes
-	}
-	return 0
-}
-
-func (x *TraceEvent) GetCodec() uint32 {
-	if x != nil {
-		return x.Codec
-	}
-	return 0
-}
-
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Jobs that last longer are ended. 0: all may finish.
@@ -3769,7 +3388,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_job_proto_msgTypes[44]
+	mi := &file_job_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3781,7 +3400,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[44]
+	mi := &file_job_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3794,7 +3413,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{44}
+	return file_job_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DrainRequest) GetTimeoutMs() uint32 {
@@ -3813,7 +3432,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_job_proto_msgTypes[45]
+	mi := &file_job_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3825,7 +3444,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_job_proto_msgTypes[45]
+	mi := &file_job_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3838,7 +3457,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_job_proto_rawDescGZIP(), []int{45}
+	return file_job_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DrainResponse) GetJobs() uint32 {
@@ -3853,7 +3472,7 @@ var File_job_proto protoreflect.FileDescriptor
 const file_job_proto_rawDesc = "" +
 	"\n" +
 	"\tjob.proto\x12\frackweave.v1\x1a\vcodec.proto\x1a\n" +
-	"rack.proto\x1a\vstate.proto\"\x80\x05\n" +
+	"rack.proto\x1a\vstate.proto\x1a\vtrace.proto\"\x80\x05\n" +
 	"\vJoinRequest\x12\x10\n" +
 	"\x03job\x18\x01 \x01(\tR\x03job\x12\x12\n" +
 	"\x04rank\x18\x03 \x01(\x05R\x04rank\x12\x18\n" +
@@ -4161,42 +3780,7 @@ const file_job_proto_rawDesc = "" +
 	"\x06tensor\x18\x03 \x01(\rR\x06tensor\x12\x16\n" +
 	"\x06offset\x18\x04 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x05 \x01(\fR\x04data\"\x14\n" +
-	"\x12ReportLossResponse\"Y\n" +
-	"\fTraceRequest\x12\x10\n" +
-	"\x03job\x18\x01 \x01(\tR\x03job\x12\x1f\n" +
-	"\vduration_ms\x18\x02 \x01(\rR\n" +
-	"durationMs\x12\x16\n" +
-	"\x06events\x18\x03 \x01(\rR\x06events\"\xb3\x01\n" +
-	"\rTraceResponse\x12\x12\n" +
-	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x18\n" +
-	"\aworkers\x18\x02 \x01(\rR\aworkers\x12\x18\n" +
-	"\atensors\x18\x03 \x03(\tR\atensors\x12-\n" +
-	"\x05lanes\x18\x04 \x03(\v2\x17.rackweave.v1.LaneTraceR\x05lanes\x12\x12\n" +
-	"\x04lost\x18\x05 \x01(\x04R\x04lost\x12\x17\n" +
-	"\aheld_ns\x18\x06 \x03(\x03R\x06heldNs\"W\n" +
-	"\tLaneTrace\x12\x18\n" +
-	"\atensors\x18\x01 \x03(\rR\atensors\x120\n" +
-	"\x06events\x18\x02 \x03(\v2\x18.rackweave.v1.TraceEventR\x06events\"\xb0\x02\n" +
-	"\n" +
-	"TraceEvent\x121\n" +
-	"\x04kind\x18\x01 \x01(\x0e2\x1d.rackweave.v1.TraceEvent.KindR\x04kind\x12\x0e\n" +
-	"\x02at\x18\x02 \x01(\x03R\x02at\x12\x12\n" +
-	"\x04took\x18\x03 \x01(\rR\x04took\x12\x16\n" +
-	"\x06posted\x18\x04 \x01(\rR\x06posted\x12\x14\n" +
-	"\x05chunk\x18\x05 \x01(\rR\x05chunk\x12\x16\n" +
-	"\x06worker\x18\x06 \x01(\x11R\x06worker\x12\x14\n" +
-	"\x05epoch\x18\a \x01(\rR\x05epoch\x12\x14\n" +
-	"\x05bytes\x18\b \x01(\rR\x05bytes\x12\x14\n" +
-	"\x05codec\x18\t \x01(\rR\x05codec\"C\n" +
-	"\x04Kind\x12\n" +
-	"\n" +
-	"\x06ARRIVE\x10\x00\x12\b\n" +
-	"\x04FOLD\x10\x01\x12\n" +
-	"\n" +
-	"\x06UPDATE\x10\x02\x12\b\n" +
-	"\x04PULL\x10\x03\x12\a\n" +
-	"\x03END\x10\x04\x12\x06\n" +
-	"\x02GO\x10\x05\"3\n" +
+	"\x12ReportLossResponse\"3\n" +
 	"\fDrainRequest\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x02 \x01(\rR\ttimeoutMsJ\x04\b\x01\x10\x02\"#\n" +
@@ -4241,164 +3825,157 @@ func file_job_proto_rawDescGZIP() []byte {
 	return file_job_proto_rawDescData
 }
 
-var file_job_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_job_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_job_proto_goTypes = []any{
-	(TraceEvent_Kind)(0),          // 0: rackweave.v1.TraceEvent.Kind
-	(*JoinRequest)(nil),           // 1: rackweave.v1.JoinRequest
-	(*JoinResponse)(nil),          // 2: rackweave.v1.JoinResponse
-	(*Aggregator)(nil),            // 3: rackweave.v1.Aggregator
-	(*Lane)(nil),                  // 4: rackweave.v1.Lane
-	(*WatchRequest)(nil),          // 5: rackweave.v1.WatchRequest
-	(*WatchResponse)(nil),         // 6: rackweave.v1.WatchResponse
-	(*Links)(nil),                 // 7: rackweave.v1.Links
-	(*BrokenLane)(nil),            // 8: rackweave.v1.BrokenLane
-	(*Failure)(nil),               // 9: rackweave.v1.Failure
-	(*ConnectRequest)(nil),        // 10: rackweave.v1.ConnectRequest
-	(*WorkerLane)(nil),            // 11: rackweave.v1.WorkerLane
-	(*ConnectResponse)(nil),       // 12: rackweave.v1.ConnectResponse
-	(*AggregatorLane)(nil),        // 13: rackweave.v1.AggregatorLane
-	(*ResumeRequest)(nil),         // 14: rackweave.v1.ResumeRequest
-	(*Region)(nil),                // 15: rackweave.v1.Region
-	(*ResumeResponse)(nil),        // 16: rackweave.v1.ResumeResponse
-	(*RegisterRequest)(nil),       // 17: rackweave.v1.RegisterRequest
-	(*RegisterResponse)(nil),      // 18: rackweave.v1.RegisterResponse
-	(*BarrierRequest)(nil),        // 19: rackweave.v1.BarrierRequest
-	(*BarrierResponse)(nil),       // 20: rackweave.v1.BarrierResponse
-	(*LeaveRequest)(nil),          // 21: rackweave.v1.LeaveRequest
-	(*LeaveResponse)(nil),         // 22: rackweave.v1.LeaveResponse
-	(*StatusRequest)(nil),         // 23: rackweave.v1.StatusRequest
-	(*StatusResponse)(nil),        // 24: rackweave.v1.StatusResponse
-	(*Membership)(nil),            // 25: rackweave.v1.Membership
-	(*RackHolder)(nil),            // 26: rackweave.v1.RackHolder
-	(*EngineStatus)(nil),          // 27: rackweave.v1.EngineStatus
-	(*NicStatus)(nil),             // 28: rackweave.v1.NicStatus
-	(*LaneStatus)(nil),            // 29: rackweave.v1.LaneStatus
-	(*JobStatus)(nil),             // 30: rackweave.v1.JobStatus
-	(*Drift)(nil),                 // 31: rackweave.v1.Drift
-	(*RackStatus)(nil),            // 32: rackweave.v1.RackStatus
-	(*Resource)(nil),              // 33: rackweave.v1.Resource
-	(*WorkerStatus)(nil),          // 34: rackweave.v1.WorkerStatus
-	(*SetPolicyRequest)(nil),      // 35: rackweave.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),     // 36: rackweave.v1.SetPolicyResponse
-	(*ReportLossRequest)(nil),     // 37: rackweave.v1.ReportLossRequest
-	(*CaptureRequest)(nil),        // 38: rackweave.v1.CaptureRequest
-	(*CaptureResponse)(nil),       // 39: rackweave.v1.CaptureResponse
-	(*ReportLossResponse)(nil),    // 40: rackweave.v1.ReportLossResponse
-	(*TraceRequest)(nil),          // 41: rackweave.v1.TraceRequest
-	(*TraceResponse)(nil),         // 42: rackweave.v1.TraceResponse
-	(*LaneTrace)(nil),             // 43: rackweave.v1.LaneTrace
-	(*TraceEvent)(nil),            // 44: rackweave.v1.TraceEvent
-	(*DrainRequest)(nil),          // 45: rackweave.v1.DrainRequest
-	(*DrainResponse)(nil),         // 46: rackweave.v1.DrainResponse
-	nil,                           // 47: rackweave.v1.JoinRequest.HyperEntry
-	(*Codec)(nil),                 // 48: rackweave.v1.Codec
-	(*Codecs)(nil),                // 49: rackweave.v1.Codecs
-	(*Tensor)(nil),                // 50: rackweave.v1.Tensor
-	(*SparseStatus)(nil),          // 51: rackweave.v1.SparseStatus
-	(*Coding)(nil),                // 52: rackweave.v1.Coding
-	(*SaveRequest)(nil),           // 53: rackweave.v1.SaveRequest
-	(*WriteManifestRequest)(nil),  // 54: rackweave.v1.WriteManifestRequest
-	(*ReadManifestRequest)(nil),   // 55: rackweave.v1.ReadManifestRequest
-	(*RestoreRequest)(nil),        // 56: rackweave.v1.RestoreRequest
-	(*ReadStateRequest)(nil),      // 57: rackweave.v1.ReadStateRequest
-	(*WriteStateRequest)(nil),     // 58: rackweave.v1.WriteStateRequest
-	(*AcceptCodecsRequest)(nil),   // 59: rackweave.v1.AcceptCodecsRequest
-	(*SetCodecRequest)(nil),       // 60: rackweave.v1.SetCodecRequest
-	(*LinksRequest)(nil),          // 61: rackweave.v1.LinksRequest
-	(*SaveResponse)(nil),          // 62: rackweave.v1.SaveResponse
-	(*WriteManifestResponse)(nil), // 63: rackweave.v1.WriteManifestResponse
-	(*ReadManifestResponse)(nil),  // 64: rackweave.v1.ReadManifestResponse
-	(*RestoreResponse)(nil),       // 65: rackweave.v1.RestoreResponse
-	(*ReadStateResponse)(nil),     // 66: rackweave.v1.ReadStateResponse
-	(*WriteStateResponse)(nil),    // 67: rackweave.v1.WriteStateResponse
-	(*AcceptCodecsResponse)(nil),  // 68: rackweave.v1.AcceptCodecsResponse
-	(*SetCodecResponse)(nil),      // 69: rackweave.v1.SetCodecResponse
-	(*LinksResponse)(nil),         // 70: rackweave.v1.LinksResponse
+	(*JoinRequest)(nil),           // 0: rackweave.v1.JoinRequest
+	(*JoinResponse)(nil),          // 1: rackweave.v1.JoinResponse
+	(*Aggregator)(nil),            // 2: rackweave.v1.Aggregator
+	(*Lane)(nil),                  // 3: rackweave.v1.Lane
+	(*WatchRequest)(nil),          // 4: rackweave.v1.WatchRequest
+	(*WatchResponse)(nil),         // 5: rackweave.v1.WatchResponse
+	(*Links)(nil),                 // 6: rackweave.v1.Links
+	(*BrokenLane)(nil),            // 7: rackweave.v1.BrokenLane
+	(*Failure)(nil),               // 8: rackweave.v1.Failure
+	(*ConnectRequest)(nil),        // 9: rackweave.v1.ConnectRequest
+	(*WorkerLane)(nil),            // 10: rackweave.v1.WorkerLane
+	(*ConnectResponse)(nil),       // 11: rackweave.v1.ConnectResponse
+	(*AggregatorLane)(nil),        // 12: rackweave.v1.AggregatorLane
+	(*ResumeRequest)(nil),         // 13: rackweave.v1.ResumeRequest
+	(*Region)(nil),                // 14: rackweave.v1.Region
+	(*ResumeResponse)(nil),        // 15: rackweave.v1.ResumeResponse
+	(*RegisterRequest)(nil),       // 16: rackweave.v1.RegisterRequest
+	(*RegisterResponse)(nil),      // 17: rackweave.v1.RegisterResponse
+	(*BarrierRequest)(nil),        // 18: rackweave.v1.BarrierRequest
+	(*BarrierResponse)(nil),       // 19: rackweave.v1.BarrierResponse
+	(*LeaveRequest)(nil),          // 20: rackweave.v1.LeaveRequest
+	(*LeaveResponse)(nil),         // 21: rackweave.v1.LeaveResponse
+	(*StatusRequest)(nil),         // 22: rackweave.v1.StatusRequest
+	(*StatusResponse)(nil),        // 23: rackweave.v1.StatusResponse
+	(*Membership)(nil),            // 24: rackweave.v1.Membership
+	(*RackHolder)(nil),            // 25: rackweave.v1.RackHolder
+	(*EngineStatus)(nil),          // 26: rackweave.v1.EngineStatus
+	(*NicStatus)(nil),             // 27: rackweave.v1.NicStatus
+	(*LaneStatus)(nil),            // 28: rackweave.v1.LaneStatus
+	(*JobStatus)(nil),             // 29: rackweave.v1.JobStatus
+	(*Drift)(nil),                 // 30: rackweave.v1.Drift
+	(*RackStatus)(nil),            // 31: rackweave.v1.RackStatus
+	(*Resource)(nil),              // 32: rackweave.v1.Resource
+	(*WorkerStatus)(nil),          // 33: rackweave.v1.WorkerStatus
+	(*SetPolicyRequest)(nil),      // 34: rackweave.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),     // 35: rackweave.v1.SetPolicyResponse
+	(*ReportLossRequest)(nil),     // 36: rackweave.v1.ReportLossRequest
+	(*CaptureRequest)(nil),        // 37: rackweave.v1.CaptureRequest
+	(*CaptureResponse)(nil),       // 38: rackweave.v1.CaptureResponse
+	(*ReportLossResponse)(nil),    // 39: rackweave.v1.ReportLossResponse
+	(*DrainRequest)(nil),          // 40: rackweave.v1.DrainRequest
+	(*DrainResponse)(nil),         // 41: rackweave.v1.DrainResponse
+	nil,                           // 42: rackweave.v1.JoinRequest.HyperEntry
+	(*Codec)(nil),                 // 43: rackweave.v1.Codec
+	(*Codecs)(nil),                // 44: rackweave.v1.Codecs
+	(*Tensor)(nil),                // 45: rackweave.v1.Tensor
+	(*SparseStatus)(nil),          // 46: rackweave.v1.SparseStatus
+	(*Coding)(nil),                // 47: rackweave.v1.Coding
+	(*SaveRequest)(nil),           // 48: rackweave.v1.SaveRequest
+	(*WriteManifestRequest)(nil),  // 49: rackweave.v1.WriteManifestRequest
+	(*ReadManifestRequest)(nil),   // 50: rackweave.v1.ReadManifestRequest
+	(*RestoreRequest)(nil),        // 51: rackweave.v1.RestoreRequest
+	(*ReadStateRequest)(nil),      // 52: rackweave.v1.ReadStateRequest
+	(*WriteStateRequest)(nil),     // 53: rackweave.v1.WriteStateRequest
+	(*AcceptCodecsRequest)(nil),   // 54: rackweave.v1.AcceptCodecsRequest
+	(*SetCodecRequest)(nil),       // 55: rackweave.v1.SetCodecRequest
+	(*TraceRequest)(nil),          // 56: rackweave.v1.TraceRequest
+	(*LinksRequest)(nil),          // 57: rackweave.v1.LinksRequest
+	(*SaveResponse)(nil),          // 58: rackweave.v1.SaveResponse
+	(*WriteManifestResponse)(nil), // 59: rackweave.v1.WriteManifestResponse
+	(*ReadManifestResponse)(nil),  // 60: rackweave.v1.ReadManifestResponse
+	(*RestoreResponse)(nil),       // 61: rackweave.v1.RestoreResponse
+	(*ReadStateResponse)(nil),     // 62: rackweave.v1.ReadStateResponse
+	(*WriteStateResponse)(nil),    // 63: rackweave.v1.WriteStateResponse
+	(*AcceptCodecsResponse)(nil),  // 64: rackweave.v1.AcceptCodecsResponse
+	(*SetCodecResponse)(nil),      // 65: rackweave.v1.SetCodecResponse
+	(*TraceResponse)(nil),         // 66: rackweave.v1.TraceResponse
+	(*LinksResponse)(nil),         // 67: rackweave.v1.LinksResponse
 }
 var file_job_proto_depIdxs = []int32{
-	47, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
-	4,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
-	3,  // 2: rackweave.v1.JoinResponse.aggregators:type_name -> rackweave.v1.Aggregator
-	3,  // 3: rackweave.v1.JoinResponse.racks:type_name -> rackweave.v1.Aggregator
-	48, // 4: rackweave.v1.JoinResponse.gradients:type_name -> rackweave.v1.Codec
-	48, // 5: rackweave.v1.JoinResponse.answers:type_name -> rackweave.v1.Codec
-	9,  // 6: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
-	7,  // 7: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
-	49, // 8: rackweave.v1.WatchResponse.codecs:type_name -> rackweave.v1.Codecs
-	8,  // 9: rackweave.v1.Links.broken:type_name -> rackweave.v1.BrokenLane
-	11, // 10: rackweave.v1.ConnectRequest.lanes:type_name -> rackweave.v1.WorkerLane
-	13, // 11: rackweave.v1.ConnectResponse.lanes:type_name -> rackweave.v1.AggregatorLane
-	15, // 12: rackweave.v1.ResumeRequest.regions:type_name -> rackweave.v1.Region
-	13, // 13: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.AggregatorLane
-	50, // 14: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
-	27, // 15: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
-	30, // 16: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
-	25, // 17: rackweave.v1.StatusResponse.membership:type_name -> rackweave.v1.Membership
-	26, // 18: rackweave.v1.Membership.racks:type_name -> rackweave.v1.RackHolder
-	29, // 19: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
-	28, // 20: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
-	34, // 21: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
-	9,  // 22: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
-	33, // 23: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
-	32, // 24: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
-	31, // 25: rackweave.v1.JobStatus.drift:type_name -> rackweave.v1.Drift
-	51, // 26: rackweave.v1.JobStatus.sparse:type_name -> rackweave.v1.SparseStatus
-	52, // 27: rackweave.v1.WorkerStatus.gradients:type_name -> rackweave.v1.Coding
-	52, // 28: rackweave.v1.WorkerStatus.answers:type_name -> rackweave.v1.Coding
-	50, // 29: rackweave.v1.CaptureResponse.tensors:type_name -> rackweave.v1.Tensor
-	43, // 30: rackweave.v1.TraceResponse.lanes:type_name -> rackweave.v1.LaneTrace
-	44, // 31: rackweave.v1.LaneTrace.events:type_name -> rackweave.v1.TraceEvent
-	0,  // 32: rackweave.v1.TraceEvent.kind:type_name -> rackweave.v1.TraceEvent.Kind
-	1,  // 33: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
-	5,  // 34: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
-	10, // 35: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
-	14, // 36: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
-	17, // 37: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
-	19, // 38: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
-	53, // 39: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
-	54, // 40: rackweave.v1.JobService.WriteManifest:input_type -> rackweave.v1.WriteManifestRequest
-	55, // 41: rackweave.v1.JobService.ReadManifest:input_type -> rackweave.v1.ReadManifestRequest
-	56, // 42: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
-	57, // 43: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
-	58, // 44: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
-	59, // 45: rackweave.v1.JobService.AcceptCodecs:input_type -> rackweave.v1.AcceptCodecsRequest
-	21, // 46: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
-	23, // 47: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
-	35, // 48: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
-	60, // 49: rackweave.v1.JobService.SetCodec:input_type -> rackweave.v1.SetCodecRequest
-	37, // 50: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
-	38, // 51: rackweave.v1.JobService.Capture:input_type -> rackweave.v1.CaptureRequest
-	41, // 52: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
-	45, // 53: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
-	61, // 54: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
-	2,  // 55: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
-	6,  // 56: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
-	12, // 57: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
-	16, // 58: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
-	18, // 59: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
-	20, // 60: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
-	62, // 61: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
-	63, // 62: rackweave.v1.JobService.WriteManifest:output_type -> rackweave.v1.WriteManifestResponse
-	64, // 63: rackweave.v1.JobService.ReadManifest:output_type -> rackweave.v1.ReadManifestResponse
-	65, // 64: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
-	66, // 65: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
-	67, // 66: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
-	68, // 67: rackweave.v1.JobService.AcceptCodecs:output_type -> rackweave.v1.AcceptCodecsResponse
-	22, // 68: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
-	24, // 69: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
-	36, // 70: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
-	69, // 71: rackweave.v1.JobService.SetCodec:output_type -> rackweave.v1.SetCodecResponse
-	40, // 72: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
-	39, // 73: rackweave.v1.JobService.Capture:output_type -> rackweave.v1.CaptureResponse
-	42, // 74: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
-	46, // 75: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
-	70, // 76: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
-	55, // [55:77] is the sub-list for method output_type
-	33, // [33:55] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	42, // 0: rackweave.v1.JoinRequest.hyper:type_name -> rackweave.v1.JoinRequest.HyperEntry
+	3,  // 1: rackweave.v1.JoinResponse.lanes:type_name -> rackweave.v1.Lane
+	2,  // 2: rackweave.v1.JoinResponse.aggregators:type_name -> rackweave.v1.Aggregator
+	2,  // 3: rackweave.v1.JoinResponse.racks:type_name -> rackweave.v1.Aggregator
+	43, // 4: rackweave.v1.JoinResponse.gradients:type_name -> rackweave.v1.Codec
+	43, // 5: rackweave.v1.JoinResponse.answers:type_name -> rackweave.v1.Codec
+	8,  // 6: rackweave.v1.WatchResponse.failure:type_name -> rackweave.v1.Failure
+	6,  // 7: rackweave.v1.WatchResponse.links:type_name -> rackweave.v1.Links
+	44, // 8: rackweave.v1.WatchResponse.codecs:type_name -> rackweave.v1.Codecs
+	7,  // 9: rackweave.v1.Links.broken:type_name -> rackweave.v1.BrokenLane
+	10, // 10: rackweave.v1.ConnectRequest.lanes:type_name -> rackweave.v1.WorkerLane
+	12, // 11: rackweave.v1.ConnectResponse.lanes:type_name -> rackweave.v1.AggregatorLane
+	14, // 12: rackweave.v1.ResumeRequest.regions:type_name -> rackweave.v1.Region
+	12, // 13: rackweave.v1.ResumeResponse.lane:type_name -> rackweave.v1.AggregatorLane
+	45, // 14: rackweave.v1.RegisterRequest.tensors:type_name -> rackweave.v1.Tensor
+	26, // 15: rackweave.v1.StatusResponse.engines:type_name -> rackweave.v1.EngineStatus
+	29, // 16: rackweave.v1.StatusResponse.jobs:type_name -> rackweave.v1.JobStatus
+	24, // 17: rackweave.v1.StatusResponse.membership:type_name -> rackweave.v1.Membership
+	25, // 18: rackweave.v1.Membership.racks:type_name -> rackweave.v1.RackHolder
+	28, // 19: rackweave.v1.EngineStatus.lanes:type_name -> rackweave.v1.LaneStatus
+	27, // 20: rackweave.v1.EngineStatus.nics:type_name -> rackweave.v1.NicStatus
+	33, // 21: rackweave.v1.JobStatus.members:type_name -> rackweave.v1.WorkerStatus
+	8,  // 22: rackweave.v1.JobStatus.failure:type_name -> rackweave.v1.Failure
+	32, // 23: rackweave.v1.JobStatus.resources:type_name -> rackweave.v1.Resource
+	31, // 24: rackweave.v1.JobStatus.racks:type_name -> rackweave.v1.RackStatus
+	30, // 25: rackweave.v1.JobStatus.drift:type_name -> rackweave.v1.Drift
+	46, // 26: rackweave.v1.JobStatus.sparse:type_name -> rackweave.v1.SparseStatus
+	47, // 27: rackweave.v1.WorkerStatus.gradients:type_name -> rackweave.v1.Coding
+	47, // 28: rackweave.v1.WorkerStatus.answers:type_name -> rackweave.v1.Coding
+	45, // 29: rackweave.v1.CaptureResponse.tensors:type_name -> rackweave.v1.Tensor
+	0,  // 30: rackweave.v1.JobService.Join:input_type -> rackweave.v1.JoinRequest
+	4,  // 31: rackweave.v1.JobService.Watch:input_type -> rackweave.v1.WatchRequest
+	9,  // 32: rackweave.v1.JobService.Connect:input_type -> rackweave.v1.ConnectRequest
+	13, // 33: rackweave.v1.JobService.Resume:input_type -> rackweave.v1.ResumeRequest
+	16, // 34: rackweave.v1.JobService.Register:input_type -> rackweave.v1.RegisterRequest
+	18, // 35: rackweave.v1.JobService.Barrier:input_type -> rackweave.v1.BarrierRequest
+	48, // 36: rackweave.v1.JobService.Save:input_type -> rackweave.v1.SaveRequest
+	49, // 37: rackweave.v1.JobService.WriteManifest:input_type -> rackweave.v1.WriteManifestRequest
+	50, // 38: rackweave.v1.JobService.ReadManifest:input_type -> rackweave.v1.ReadManifestRequest
+	51, // 39: rackweave.v1.JobService.Restore:input_type -> rackweave.v1.RestoreRequest
+	52, // 40: rackweave.v1.JobService.ReadState:input_type -> rackweave.v1.ReadStateRequest
+	53, // 41: rackweave.v1.JobService.WriteState:input_type -> rackweave.v1.WriteStateRequest
+	54, // 42: rackweave.v1.JobService.AcceptCodecs:input_type -> rackweave.v1.AcceptCodecsRequest
+	20, // 43: rackweave.v1.JobService.Leave:input_type -> rackweave.v1.LeaveRequest
+	22, // 44: rackweave.v1.JobService.Status:input_type -> rackweave.v1.StatusRequest
+	34, // 45: rackweave.v1.JobService.SetPolicy:input_type -> rackweave.v1.SetPolicyRequest
+	55, // 46: rackweave.v1.JobService.SetCodec:input_type -> rackweave.v1.SetCodecRequest
+	36, // 47: rackweave.v1.JobService.ReportLoss:input_type -> rackweave.v1.ReportLossRequest
+	37, // 48: rackweave.v1.JobService.Capture:input_type -> rackweave.v1.CaptureRequest
+	56, // 49: rackweave.v1.JobService.Trace:input_type -> rackweave.v1.TraceRequest
+	40, // 50: rackweave.v1.JobService.Drain:input_type -> rackweave.v1.DrainRequest
+	57, // 51: rackweave.v1.JobService.Links:input_type -> rackweave.v1.LinksRequest
+	1,  // 52: rackweave.v1.JobService.Join:output_type -> rackweave.v1.JoinResponse
+	5,  // 53: rackweave.v1.JobService.Watch:output_type -> rackweave.v1.WatchResponse
+	11, // 54: rackweave.v1.JobService.Connect:output_type -> rackweave.v1.ConnectResponse
+	15, // 55: rackweave.v1.JobService.Resume:output_type -> rackweave.v1.ResumeResponse
+	17, // 56: rackweave.v1.JobService.Register:output_type -> rackweave.v1.RegisterResponse
+	19, // 57: rackweave.v1.JobService.Barrier:output_type -> rackweave.v1.BarrierResponse
+	58, // 58: rackweave.v1.JobService.Save:output_type -> rackweave.v1.SaveResponse
+	59, // 59: rackweave.v1.JobService.WriteManifest:output_type -> rackweave.v1.WriteManifestResponse
+	60, // 60: rackweave.v1.JobService.ReadManifest:output_type -> rackweave.v1.ReadManifestResponse
+	61, // 61: rackweave.v1.JobService.Restore:output_type -> rackweave.v1.RestoreResponse
+	62, // 62: rackweave.v1.JobService.ReadState:output_type -> rackweave.v1.ReadStateResponse
+	63, // 63: rackweave.v1.JobService.WriteState:output_type -> rackweave.v1.WriteStateResponse
+	64, // 64: rackweave.v1.JobService.AcceptCodecs:output_type -> rackweave.v1.AcceptCodecsResponse
+	21, // 65: rackweave.v1.JobService.Leave:output_type -> rackweave.v1.LeaveResponse
+	23, // 66: rackweave.v1.JobService.Status:output_type -> rackweave.v1.StatusResponse
+	35, // 67: rackweave.v1.JobService.SetPolicy:output_type -> rackweave.v1.SetPolicyResponse
+	65, // 68: rackweave.v1.JobService.SetCodec:output_type -> rackweave.v1.SetCodecResponse
+	39, // 69: rackweave.v1.JobService.ReportLoss:output_type -> rackweave.v1.ReportLossResponse
+	38, // 70: rackweave.v1.JobService.Capture:output_type -> rackweave.v1.CaptureResponse
+	66, // 71: rackweave.v1.JobService.Trace:output_type -> rackweave.v1.TraceResponse
+	41, // 72: rackweave.v1.JobService.Drain:output_type -> rackweave.v1.DrainResponse
+	67, // 73: rackweave.v1.JobService.Links:output_type -> rackweave.v1.LinksResponse
+	52, // [52:74] is the sub-list for method output_type
+	30, // [30:52] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_job_proto_init() }
@@ -4409,6 +3986,7 @@ func file_job_proto_init() {
 	file_codec_proto_init()
 	file_rack_proto_init()
 	file_state_proto_init()
+	file_trace_proto_init()
 	file_job_proto_msgTypes[19].OneofWrappers = []any{}
 	file_job_proto_msgTypes[20].OneofWrappers = []any{}
 	type x struct{}
@@ -4416,14 +3994,13 @@ func file_job_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_job_proto_rawDesc), len(file_job_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   47,
+			NumEnums:      0,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_job_proto_goTypes,
 		DependencyIndexes: file_job_proto_depIdxs,
-		EnumInfos:         file_job_proto_enumTypes,
 		MessageInfos:      file_job_proto_msgTypes,
 	}.Build()
 	File_job_proto = out.File
