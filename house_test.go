@@ -84,6 +84,8 @@ var house = map[string][]string{
 	"chunk":              {},
 	"codec":              {},
 	"data":               {},
+	"data/manifest":      {"data", "data/npy"},
+	"data/npy":           {},
 	"doctor":             {"numa", "verbs"},
 	"pqueue":             {},
 	"rxe":                {},
@@ -145,8 +147,8 @@ var only = map[string][]string{
 
 // pure are the rooms that compute and do nothing else: no input or output, clock, goroutine, lock or chance.
 var pure = []string{
-	"chunk", "codec", "data", "policy", "policy/ratecontrol", "hierarchy", "hierarchy/outer", "hierarchy/planner", "aggregate/optim",
-	"aggregate/reduce", "client/failover", "bench/models", "lab/study/overlap", "lab/study/transfers", "pqueue",
+	"chunk", "codec", "data", "data/npy", "policy", "policy/ratecontrol", "hierarchy", "hierarchy/outer", "hierarchy/planner",
+	"aggregate/optim", "aggregate/reduce", "client/failover", "bench/models", "lab/study/overlap", "lab/study/transfers", "pqueue",
 	"service/membership/view",
 }
 
@@ -154,8 +156,8 @@ var pure = []string{
 // they use only durations, and moments that callers pass in.
 var computing = []string{
 	"bytes", "cmp", "container/heap", "crypto/sha256", "encoding/binary", "encoding/hex", "encoding/json", "errors",
-	"fmt", "hash/crc32", "io", "iter", "maps", "math", "math/bits", "net/url", "slices", "sort", "strconv", "strings", "time",
-	"github.com/agnivade/levenshtein",
+	"fmt", "hash/crc32", "io", "iter", "maps", "math", "math/bits", "net/url", "regexp", "slices", "sort", "strconv", "strings",
+	"time", "github.com/agnivade/levenshtein",
 }
 
 // impure are the functions that would let a clock or goroutines in by the packages of computing.
