@@ -202,6 +202,7 @@ func (s *Snapshot) move(ctx context.Context, pieces []Piece, write bool) error {
 				_, at := s.locate(c, p.Array)
 				values := sh.Store.Values(c, at)
 				if write {
+					sh.Store.Overwritten()
 					copy(values, p.Data)
 					if c.History != nil {
 						c.History.Undo = false
@@ -242,7 +243,11 @@ func (s *Snapshot) Updates(ctx context.Context) ([]uint32, error) {
 // SetUpdates sets the number of optimizer steps of each tensor. It completes the replacement of the state.
 func (s *Snapshot) SetUpdates(ctx context.Context, updates []uint32) error {
 	err := s.eachChunk(ctx, func(sh *shard.Shard, c *store.Chunk) error {
-		sh.Store.Restart(c, updates[sh.Store.Tensors[c.Tensor].Number])
+		n := updates[sh.Store.Tensors[c.Tensor].Number]
+		if n == NoUpdates {
+			n = c.Updates
+		}
+		sh.Store.Restart(c, n)
 		return nil
 	})
 	if err == nil {

@@ -83,8 +83,8 @@ func (r *Rounds) array(c *store.Chunk, i int) uint64 { return r.st.Array(c, 2+r.
 func (r *Rounds) Sum(c *store.Chunk, src kernel.Sources, out uint64) {
 	k := r.k
 	if !c.Stepped {
-		k.Step(r.st, c, src, nil, false)
 		c.Stepped = true
+		k.Step(r.st, c, src, nil, false)
 	}
 	// SGD with a rate of 1 subtracts the gradient, which here is the parameters.
 	kernel.Convert(k.ISA, out, kernel.F32, r.last(c), kernel.F32, uint64(c.Elems), false)
@@ -147,6 +147,7 @@ func (r *Rounds) Apply(c *store.Chunk, result, _ uint64) (answers bool) {
 			Distance: math.Float32frombits(at(4)), Length: math.Float32frombits(at(8)),
 		}
 	}
+	r.st.Updated(c)
 	return true
 }
 

@@ -63,6 +63,13 @@ func (k *Arithmetic) Replace(s *Store, c *Chunk, values uint64, kind uint8) {
 	}
 }
 
+// ReplaceUpdated makes a result of the chunk's owner, an update, the chunk's parameters.
+func (k *Arithmetic) ReplaceUpdated(s *Store, c *Chunk, result uint64) {
+	k.Replace(s, c, result, uint8(s.Tensors[c.Tensor].Result))
+	c.Updates++
+	s.Updated(c)
+}
+
 // Parameters writes the chunk's parameters to out, in the wire's type.
 func (k *Arithmetic) Parameters(s *Store, c *Chunk, out uint64) {
 	t, from, kind := &s.Tensors[c.Tensor], c.Addr, uint8(kernel.F32)
@@ -123,6 +130,7 @@ func (k *Arithmetic) step(s *Store, c *Chunk, h optim.Hyper, src kernel.Sources,
 	c.Updates++
 	t.derive(s, h, c.Updates)
 	k.run(s, s.Rule, &t.scalars, c, src, outs, outType, pastCache)
+	s.Updated(c)
 }
 
 // derive sets the scalars of a step of the job's rule.
@@ -223,6 +231,7 @@ func (k *Arithmetic) Rescale(s *Store, c *Chunk, d *Commit) {
 	scalars := optim.DeriveLAMBApply(d.hyper(s, t), c.Updates, w, step)
 	k.one[0] = s.Accumulator(c)
 	k.run(s, optim.LAMBApply, &scalars, c, kernel.From(k.one[:], kernel.F32), nil, 0, false)
+	s.Updated(c)
 }
 
 // RunOn runs an update of a chunk's length over arrays in f32 other than the chunk's own.

@@ -132,12 +132,22 @@ func (k *Arithmetic) RowsMerged(s *Store, t *Tensor, parity uint8) {
 		switch what {
 		case kernel.UpdateRows:
 			chunks[i].Updates++
+			s.Updated(&chunks[i])
 		case kernel.AccumulateRows:
 			chunks[i].Dirty = true
 		}
 	}
 	if what == kernel.AccumulateRows {
 		k.measureRows(s, t, parity)
+	}
+}
+
+// RowsReplaced records that the owner's results of all rows of a step are the parameters.
+func (s *Store) RowsReplaced(t *Tensor) {
+	chunks := s.Chunks[t.Rows.First:][:t.Rows.Chunks]
+	for i := range chunks {
+		chunks[i].Updates++
+		s.Updated(&chunks[i])
 	}
 }
 
@@ -208,4 +218,5 @@ func (k *Arithmetic) ApplyRows(s *Store, t *Tensor, chunk uint32, d *Commit) {
 	}
 	from := chunk * of.PerChunk
 	of.Apply(k.ISA, from, min(from+of.PerChunk, of.Rows))
+	s.Updated(c)
 }

@@ -17,7 +17,7 @@ type Chunk struct {
 	Offset  uint64  // of its first element within its tensor, in bytes on the wire
 	Elems   uint32
 	Tensor  uint32   // of the lane
-	Updates uint32   // optimizer steps so far
+	Updates uint32   // optimizer steps so far, whichever rack made them
 	Dirty   bool     // the accumulator holds gradients
 	Stale   bool     // two-phase over racks: gradients were pushed since the last commit, so the next one changes its parameters
 	Owner   uint8    // the rack that runs its optimizer
@@ -135,6 +135,8 @@ type Store struct {
 	TempChunk uint64 // address of room for a chunk in f32, during a call; 0 if the job runs in one rack
 	// Replaced is set while the state of a job that keeps history is replaced in part, until the job makes a step.
 	Replaced *atomic.Bool
+
+	capture *Capture // under way; otherwise nil
 }
 
 // Stride returns the distance in bytes between a chunk's arrays, each in its own cache lines.
@@ -301,6 +303,7 @@ func (s *Store) Add(a *Addition) {
 
 // Restart sets the number of updates of a chunk, after its state was replaced.
 func (s *Store) Restart(c *Chunk, updates uint32) {
+	s.Overwritten()
 	c.Updates = updates
 	c.Anew = c.Kept != 0 // the workers have other parameters
 	c.Round = Round{}

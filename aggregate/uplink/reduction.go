@@ -58,8 +58,8 @@ func (r *BaseReduction) core() uint8 { return uint8(r.Place.CoreType()) }
 
 // Apply makes a result the parameters of a chunk that another rack owns, if the job keeps parameters.
 func (r *BaseReduction) Apply(c *store.Chunk, result, _ uint64) (answers bool) {
-	if int(c.Owner) != r.Place.Rack {
-		r.K.Replace(r.Store, c, result, uint8(r.Store.Tensors[c.Tensor].Result))
+	if int(c.Owner) != r.Place.Rack && c.Addr != 0 {
+		r.K.ReplaceUpdated(r.Store, c, result)
 	}
 	return true
 }

@@ -24,7 +24,7 @@ func (r *refresh) advance() (worked bool) {
 	for _, index := range u.returned {
 		c := &st.Chunks[index]
 		if int(c.Owner) != u.cfg.Place.Rack {
-			u.cfg.Arithmetic.Replace(st, c, u.buffers.result(u.chunks[index].sum), uint8(st.Tensors[c.Tensor].Result))
+			u.cfg.Arithmetic.ReplaceUpdated(st, c, u.buffers.result(u.chunks[index].sum))
 		}
 		u.release(index)
 		r.inFlight--

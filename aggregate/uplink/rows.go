@@ -164,8 +164,18 @@ func (r *rows) takeResults(s *rowStream, bytes uint32) bool {
 	t, at := r.tensor(s), r.u.buffers.result(s.buffer)
 	h, ok := readBlock(t, s.results.To%t.Rows.Count, at)
 	s.results, s.fresh = h, true
-	return ok && int(bytes) == t.BlockBytes(h.Count) &&
-		(r.u.cfg.Store.Chunks[s.first].Addr == 0 || r.u.cfg.Arithmetic.ReplaceRows(t, h, at))
+	if !ok || int(bytes) != t.BlockBytes(h.Count) {
+		return false
+	}
+	st := r.u.cfg.Store
+	if st.Chunks[s.first].Addr == 0 {
+		return true
+	}
+	ok = r.u.cfg.Arithmetic.ReplaceRows(t, h, at)
+	if _, two := r.u.cfg.Reduction.(*TwoPhaseReduction); ok && !two && h.To == t.Rows.Count {
+		st.RowsReplaced(t)
+	}
+	return ok
 }
 
 // advance merges, sends and delivers as far as there is room, and reports whether it did anything.
