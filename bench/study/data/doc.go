@@ -1,0 +1,7 @@
+// Package data measures what the ways of package [github.com/rackweave/rackweave/data] to deal rows do to learning, beside the
+// figures of the thesis that proposes them (chapter 6).
+//
+// A softmax regression learns scikit-learn's digits. Every row is dealt by the dealers and orders that an aggregator uses. Time is
+// virtual, in all studies but "real", whose workers train through an aggregator and sleep: a batch of a fast worker takes 1, up to
+// a jitter that the seed draws. Trainings with the same seed are pairs: they have the same clocks, and differ in the way alone.
+package data

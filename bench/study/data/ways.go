@@ -1,0 +1,170 @@
+package data
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/rackweave/rackweave/data"
+)
+
+const (
+	workers = 4
+	batch   = 8 // rows of a worker
+)
+
+// way deals rows to workers.
+type way struct {
+	name string
+	// groups divides the rows. If nil, they are one group.
+	groups func(p *problem, seed uint64) ([][]int, error)
+	// divide returns the workers' shards. If nil, workers share a queue of all rows, spread by group.
+	divide func(p *problem, groups [][]int, seed uint64) ([][]int, error)
+}
+
+func byDigit(p *problem, _ uint64) ([][]int, error) { return p.classes(), nil }
+
+func dealt(start data.Start, broadcast bool) func(*problem, [][]int, uint64) ([][]int, error) {
+	return func(_ *problem, groups [][]int, seed uint64) ([][]int, error) {
+		d, err := data.NewDeal(sizes(groups), workers, start, broadcast, seed)
+		if err != nil {
+			return nil, err
+		}
+		shards := make([][]int, workers)
+		for g, rows := range groups {
+			for i, row := range rows {
+				w := d.Worker(data.Place{Group: g, Index: uint64(i)})
+				for to := range shards {
+					if w == to || w == data.Everyone {
+						shards[to] = append(shards[to], row)
+					}
+				}
+			}
+		}
+		return shards, nil
+	}
+}
+
+// inTurn gives worker w every row i with i mod workers = w, as tf.data's shard does.
+func inTurn(p *problem, _ [][]int, _ uint64) ([][]int, error) {
+	shards := make([][]int, workers)
+	for i := range p.train {
+		shards[i%workers] = append(shards[i%workers], i)
+	}
+	return shards, nil
+}
+
+// skewed gives each worker the rows of two or three digits.
+func skewed(p *problem, groups [][]int, _ uint64) (shards [][]int, err error) {
+	rows := slices.Concat(groups...)
+	for w := range workers {
+		shards = append(shards, rows[w*len(rows)/workers:(w+1)*len(rows)/workers])
+	}
+	return shards, nil
+}
+
+// The first of the ways is the one that others are compared with.
+var ways = []way{
+	{"random", nil, dealt(data.Rotate, false)},
+	{"mod", nil, inTurn},
+	{"stratified", byDigit, dealt(data.First, false)},
+	{"stratified, rotate", byDigit, dealt(data.Rotate, false)},
+	{"label-skewed", byDigit, skewed},
+	{"queue", nil, nil},
+	{"sbatch", byDigit, nil},
+}
+
+func sizes(groups [][]int) (s data.Sizes) {
+	for _, rows := range groups {
+		s = append(s, uint64(len(rows)))
+	}
+	return s
+}
+
+// sequence is orders of rows, one for each epoch.
+type sequence struct {
+	groups [][]int
+	seed   uint64
+	number uint64 // of the epoch that rows has
+	rows   []int
+}
+
+// at returns the row at a position of an epoch.
+func (s *sequence) at(epoch, position uint64) int {
+	if s.rows == nil || epoch != s.number {
+		o := data.NewOrder(sizes(s.groups), nil, s.seed, epoch)
+		s.number, s.rows = epoch, s.rows[:0]
+		for p, ok := o.Next(); ok; p, ok = o.Next() {
+			s.rows = append(s.rows, s.groups[p.Group][p.Index])
+		}
+	}
+	return s.rows[position]
+}
+
+// supply deals the rows of a training, as a job's data service does.
+type supply struct {
+	dealer data.Dealer
+	shards []sequence // of the workers, or one of all
+	next   [workers]struct{ seq, epoch uint64 }
+}
+
+// open prepares a way's dealing.
+func (w *way) open(p *problem, synchronous bool, seed uint64) (s *supply, err error) {
+	all := make([]int, len(p.train))
+	for i := range all {
+		all[i] = i
+	}
+	groups := [][]int{all}
+	if w.groups != nil {
+		if groups, err = w.groups(p, seed); err != nil {
+			return nil, err
+		}
+	}
+	s = &supply{shards: []sequence{{groups: groups, seed: seed}}}
+	n := uint64(len(all))
+	if w.divide == nil {
+		s.dealer, err = data.NewLedger(n, workers, synchronous, data.State{})
+		return s, err
+	}
+	shards, err := w.divide(p, groups, seed)
+	if err != nil {
+		return nil, err
+	}
+	s.shards = nil
+	for rank, rows := range shards {
+		s.shards = append(s.shards, sequence{groups: [][]int{rows}, seed: seed<<8 + uint64(rank) + 1})
+	}
+	s.dealer, err = data.NewFixed(n, slices.Repeat([]uint64{batch}, workers), true, data.State{})
+	return s, err
+}
+
+// take leases a worker's next batch of at most so many rows, in the next epoch if this one is over. Without rows the worker must
+// wait for others, or take part in their step with nothing.
+func (s *supply) take(worker int, count int) (rows []int, err error) {
+	n := &s.next[worker]
+	for {
+		n.seq++
+		l, err := s.dealer.Next(worker, n.seq, n.epoch, uint64(count))
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("batch %d of worker %d: %w", n.seq, worker, err)
+		case l.End:
+			n.epoch++
+			continue
+		}
+		for _, r := range l.Ranges {
+			for at := r.From; at < r.To; at++ {
+				if len(s.shards) == 1 {
+					rows = append(rows, s.shards[0].at(r.Epoch, at))
+					continue
+				}
+				own := &s.shards[worker]
+				size := uint64(len(own.groups[0]))
+				rows = append(rows, own.at(at/size, at%size))
+			}
+		}
+		return rows, nil
+	}
+}
+
+// applied reports that a worker's last batch is in the model.
+func (s *supply) applied(worker int) error { return s.dealer.Done(worker, s.next[worker].seq) }
