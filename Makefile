@@ -33,7 +33,7 @@ SEED ?= 0
 
 .PHONY: all build lib demo vet lint test frameworks test-pure test-packages test-race test-sanitized test-python \
 	test-python-package test-python-mxnet test-python-wheel test-trixie test-long wheel example-torch example-mxnet bench-torch \
-	sim fuzz soak learn compress lab racks generate clean
+	sim fuzz soak learn compress data lab racks generate clean
 
 all: build
 
@@ -181,6 +181,12 @@ compress: build
 	$(GO) run ./cmd/rackweave bench learn --compress --seeds 20 --json build/compress.json $(COMPRESS)
 	$(GO) run ./lab/cmd/study plot build/compress.json build/compress
 	$(GO) run ./lab/cmd/racks compress --program $(BIN)
+
+# What ways to deal rows do to learning, and to an epoch's time: tables. DATA='--only speed' studies a part.
+data:
+	@scripts/need.sh $(BUILD_PACKAGES)
+	@mkdir -p build
+	$(GO) run ./cmd/rackweave bench learn --data --seeds 200 --json build/data.json $(DATA)
 
 # The RDMA lab: QEMU guests with soft-RoCE. SHELL=1 gives a person a shell in one; it is also make's name for what runs its
 # recipes, which stays what it was.

@@ -6,15 +6,17 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rackweave/rackweave/bench/study/data"
 	"github.com/rackweave/rackweave/bench/study/learn"
 )
 
 func learnCommand() *cobra.Command {
 	var cfg learn.Config
 	var jsonFile string
+	var byData bool
 	cmd := &cobra.Command{
 		Use:   "learn",
-		Short: "Measure what synchronization policies, or codecs, do to learning",
+		Short: "Measure what synchronization policies, codecs, or ways to deal rows do to learning",
 		Long: `Measure what synchronization policies do to learning, in virtual time but for one study:
 
   policies  time to a loss under every policy, on a mixed cluster and with random stragglers
@@ -38,9 +40,16 @@ With --compress, what codecs do to learning: accuracy, and steps and bytes to a 
 
 CODEC/ANSWERS shortens answers too, and auto:… chooses codecs. With raw=N, the first N steps are without a codec. With every=N or
 drift=D, workers make local steps between rounds: N, or as many as keep them within D of each other. Where several learning rates
-are named, each way takes its best.`,
+are named, each way takes its best.
+
+With --data, what ways to deal rows do to it: mean and variance of accuracy and loss beside random shards of the same seed:
+
+  full-sync, full-async, full-slow                    the digits, in step, asynchronous, and with one worker three times slower
+  imbalanced-sync, imbalanced-async, imbalanced-slow  the same with few rows of three classes
+  speed                                               time of an epoch with shards, with a queue, and with sizes by speed`,
 		Example: `  rackweave bench learn --only policies,racks
   rackweave bench learn --compress --only digits --seeds 20
+  rackweave bench learn --data --only imbalanced-slow,speed --seeds 100
   rackweave bench learn --compress --json compress.json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -52,7 +61,13 @@ are named, each way takes its best.`,
 				out = io.Discard
 			}
 			cfg.Log = cmd.ErrOrStderr()
-			studies, err := learn.Learn(cmd.Context(), cfg, out)
+			var studies any
+			var err error
+			if byData {
+				studies, err = data.Run(cmd.Context(), data.Config{Only: cfg.Only, Seeds: cfg.Seeds, Log: cfg.Log}, out)
+			} else {
+				studies, err = learn.Learn(cmd.Context(), cfg, out)
+			}
 			if err != nil || jsonFile == "" {
 				return err
 			}
@@ -61,8 +76,10 @@ are named, each way takes its best.`,
 	}
 	f := cmd.Flags()
 	f.BoolVar(&cfg.Compress, "compress", false, "study codecs instead of policies")
+	f.BoolVar(&byData, "data", false, "study ways to deal rows instead of policies")
+	cmd.MarkFlagsMutuallyExclusive("compress", "data")
 	f.StringSliceVar(&cfg.Only, "only", nil, "what to study (default: all): "+strings.Join(learn.Names(false), ", ")+
-		"; with --compress "+strings.Join(learn.Names(true), ", "))
+		"; with --compress "+strings.Join(learn.Names(true), ", ")+"; with --data "+strings.Join(data.Names(), ", "))
 	f.IntVar(&cfg.Seeds, "seeds", 5, "runs of each kind, with seeds from 1 on")
 	f.StringVar(&jsonFile, "json", "", "write the result as JSON to this file (-: standard output)")
 	return cmd
