@@ -228,6 +228,38 @@ func TestSynchronousWorkersEndEpochsInTheSameStep(t *testing.T) {
 	})
 }
 
+// Workers that have all begun again number their steps from 1: none may make steps without rows up to an earlier number.
+func TestSynchronousWorkersThatAllBeginAgainMakeNoEmptySteps(t *testing.T) {
+	l, err := NewLedger(12, 2, true, State{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for seq := uint64(1); seq <= 3; seq++ {
+		for w := range 2 {
+			if _, err := l.Next(w, seq, 0, 2); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for w := range 2 {
+		for seq := uint64(1); seq <= 2; seq++ {
+			if err := l.Done(w, seq); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	l.Lose(0)
+	l.Lose(1)
+	for seq := uint64(1); seq <= 2; seq++ {
+		for w := range 2 {
+			lease, err := l.Next(w, seq, 0, 2)
+			if err != nil || (lease.Rows() == 2) != (seq == 1) || lease.End != (seq == 2) {
+				t.Errorf("batch %d of worker %d: %+v (%v), want 2 rows and then the end", seq, w, lease, err)
+			}
+		}
+	}
+}
+
 func TestFixedDivisionsApplyEachRowOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		total, workers := rapid.Uint64Range(1, 40).Draw(t, "rows"), rapid.IntRange(1, 4).Draw(t, "workers")

@@ -100,6 +100,9 @@ func (f *Fixed) Lose(rank int) {
 	w.epoch, w.step = w.applied, w.done
 }
 
+// Epoch implements Dealer.
+func (f *Fixed) Epoch(rank int) uint64 { return f.workers[rank].epoch }
+
 // State implements Dealer. It returns an error if workers have applied different numbers of steps.
 func (f *Fixed) State() (State, error) {
 	at := func(w fixedWorker) [2]uint64 { return [2]uint64{w.applied, w.done} }

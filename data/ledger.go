@@ -143,7 +143,13 @@ func (l *Ledger) Lose(lost int) {
 		}
 	}
 	l.workers[lost] = worker{}
+	if !slices.ContainsFunc(l.workers, func(w worker) bool { return w.seq > 0 }) {
+		l.lastStep = 0 // the numbers of all begin again
+	}
 }
+
+// Epoch implements Dealer.
+func (l *Ledger) Epoch(int) uint64 { return l.epoch }
 
 // State implements Dealer. Leases count as returned: their gradients are not in the model that is saved with the state.
 func (l *Ledger) State() (State, error) {

@@ -559,8 +559,10 @@ type DataState struct {
 	Epoch    uint64      `protobuf:"varint,8,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Cursor   uint64      `protobuf:"varint,9,opt,name=cursor,proto3" json:"cursor,omitempty"`
 	Returned []*RowRange `protobuf:"bytes,10,rep,name=returned,proto3" json:"returned,omitempty"`
-	// How many rows the epoch takes of each group; none: each row once.
-	Draws         []uint64 `protobuf:"varint,11,rep,packed,name=draws,proto3" json:"draws,omitempty"`
+	// How many rows epochs take of each group, ascending by epoch; none: each row once.
+	Draws []*GroupDraws `protobuf:"bytes,11,rep,name=draws,proto3" json:"draws,omitempty"`
+	// Of a fixed division: the rows of a step, in which the cursor counts.
+	Step          uint64 `protobuf:"varint,12,opt,name=step,proto3" json:"step,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -665,9 +667,69 @@ func (x *DataState) GetReturned() []*RowRange {
 	return nil
 }
 
-func (x *DataState) GetDraws() []uint64 {
+func (x *DataState) GetDraws() []*GroupDraws {
 	if x != nil {
 		return x.Draws
+	}
+	return nil
+}
+
+func (x *DataState) GetStep() uint64 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+// GroupDraws are in force from an epoch on.
+type GroupDraws struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Rows          []uint64               `protobuf:"varint,2,rep,packed,name=rows,proto3" json:"rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupDraws) Reset() {
+	*x = GroupDraws{}
+	mi := &file_data_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupDraws) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupDraws) ProtoMessage() {}
+
+func (x *GroupDraws) ProtoReflect() protoreflect.Message {
+	mi := &file_data_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupDraws.ProtoReflect.Descriptor instead.
+func (*GroupDraws) Descriptor() ([]byte, []int) {
+	return file_data_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *GroupDraws) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *GroupDraws) GetRows() []uint64 {
+	if x != nil {
+		return x.Rows
 	}
 	return nil
 }
@@ -683,7 +745,7 @@ type RowRange struct {
 
 func (x *RowRange) Reset() {
 	*x = RowRange{}
-	mi := &file_data_proto_msgTypes[7]
+	mi := &file_data_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -695,7 +757,7 @@ func (x *RowRange) String() string {
 func (*RowRange) ProtoMessage() {}
 
 func (x *RowRange) ProtoReflect() protoreflect.Message {
-	mi := &file_data_proto_msgTypes[7]
+	mi := &file_data_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -708,7 +770,7 @@ func (x *RowRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RowRange.ProtoReflect.Descriptor instead.
 func (*RowRange) Descriptor() ([]byte, []int) {
-	return file_data_proto_rawDescGZIP(), []int{7}
+	return file_data_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RowRange) GetEpoch() uint64 {
@@ -740,7 +802,7 @@ type DataStatusRequest struct {
 
 func (x *DataStatusRequest) Reset() {
 	*x = DataStatusRequest{}
-	mi := &file_data_proto_msgTypes[8]
+	mi := &file_data_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -752,7 +814,7 @@ func (x *DataStatusRequest) String() string {
 func (*DataStatusRequest) ProtoMessage() {}
 
 func (x *DataStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_data_proto_msgTypes[8]
+	mi := &file_data_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -765,7 +827,7 @@ func (x *DataStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataStatusRequest.ProtoReflect.Descriptor instead.
 func (*DataStatusRequest) Descriptor() ([]byte, []int) {
-	return file_data_proto_rawDescGZIP(), []int{8}
+	return file_data_proto_rawDescGZIP(), []int{9}
 }
 
 type DataStatusResponse struct {
@@ -777,7 +839,7 @@ type DataStatusResponse struct {
 
 func (x *DataStatusResponse) Reset() {
 	*x = DataStatusResponse{}
-	mi := &file_data_proto_msgTypes[9]
+	mi := &file_data_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -789,7 +851,7 @@ func (x *DataStatusResponse) String() string {
 func (*DataStatusResponse) ProtoMessage() {}
 
 func (x *DataStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_data_proto_msgTypes[9]
+	mi := &file_data_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -802,7 +864,7 @@ func (x *DataStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataStatusResponse.ProtoReflect.Descriptor instead.
 func (*DataStatusResponse) Descriptor() ([]byte, []int) {
-	return file_data_proto_rawDescGZIP(), []int{9}
+	return file_data_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DataStatusResponse) GetSets() []*DataSetStatus {
@@ -827,7 +889,7 @@ type DataSetStatus struct {
 
 func (x *DataSetStatus) Reset() {
 	*x = DataSetStatus{}
-	mi := &file_data_proto_msgTypes[10]
+	mi := &file_data_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -839,7 +901,7 @@ func (x *DataSetStatus) String() string {
 func (*DataSetStatus) ProtoMessage() {}
 
 func (x *DataSetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_data_proto_msgTypes[10]
+	mi := &file_data_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -852,7 +914,7 @@ func (x *DataSetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DataSetStatus.ProtoReflect.Descriptor instead.
 func (*DataSetStatus) Descriptor() ([]byte, []int) {
-	return file_data_proto_rawDescGZIP(), []int{10}
+	return file_data_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DataSetStatus) GetJob() string {
@@ -944,7 +1006,7 @@ const file_data_proto_rawDesc = "" +
 	"\x10DataStateRequest\x12\x10\n" +
 	"\x03set\x18\x01 \x01(\tR\x03set\"B\n" +
 	"\x11DataStateResponse\x12-\n" +
-	"\x05state\x18\x01 \x01(\v2\x17.rackweave.v1.DataStateR\x05state\"\x9b\x02\n" +
+	"\x05state\x18\x01 \x01(\v2\x17.rackweave.v1.DataStateR\x05state\"\xc9\x02\n" +
 	"\tDataState\x12\x10\n" +
 	"\x03set\x18\x01 \x01(\tR\x03set\x12\x1a\n" +
 	"\bmanifest\x18\x02 \x01(\tR\bmanifest\x12\x12\n" +
@@ -956,8 +1018,13 @@ const file_data_proto_rawDesc = "" +
 	"\x05epoch\x18\b \x01(\x04R\x05epoch\x12\x16\n" +
 	"\x06cursor\x18\t \x01(\x04R\x06cursor\x122\n" +
 	"\breturned\x18\n" +
-	" \x03(\v2\x16.rackweave.v1.RowRangeR\breturned\x12\x14\n" +
-	"\x05draws\x18\v \x03(\x04R\x05draws\"D\n" +
+	" \x03(\v2\x16.rackweave.v1.RowRangeR\breturned\x12.\n" +
+	"\x05draws\x18\v \x03(\v2\x18.rackweave.v1.GroupDrawsR\x05draws\x12\x12\n" +
+	"\x04step\x18\f \x01(\x04R\x04step\"6\n" +
+	"\n" +
+	"GroupDraws\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
+	"\x04rows\x18\x02 \x03(\x04R\x04rows\"D\n" +
 	"\bRowRange\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\x04R\x04from\x12\x0e\n" +
@@ -990,7 +1057,7 @@ func file_data_proto_rawDescGZIP() []byte {
 	return file_data_proto_rawDescData
 }
 
-var file_data_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_data_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_data_proto_goTypes = []any{
 	(*OpenDataRequest)(nil),    // 0: rackweave.v1.OpenDataRequest
 	(*OpenDataResponse)(nil),   // 1: rackweave.v1.OpenDataResponse
@@ -999,30 +1066,32 @@ var file_data_proto_goTypes = []any{
 	(*DataStateRequest)(nil),   // 4: rackweave.v1.DataStateRequest
 	(*DataStateResponse)(nil),  // 5: rackweave.v1.DataStateResponse
 	(*DataState)(nil),          // 6: rackweave.v1.DataState
-	(*RowRange)(nil),           // 7: rackweave.v1.RowRange
-	(*DataStatusRequest)(nil),  // 8: rackweave.v1.DataStatusRequest
-	(*DataStatusResponse)(nil), // 9: rackweave.v1.DataStatusResponse
-	(*DataSetStatus)(nil),      // 10: rackweave.v1.DataSetStatus
+	(*GroupDraws)(nil),         // 7: rackweave.v1.GroupDraws
+	(*RowRange)(nil),           // 8: rackweave.v1.RowRange
+	(*DataStatusRequest)(nil),  // 9: rackweave.v1.DataStatusRequest
+	(*DataStatusResponse)(nil), // 10: rackweave.v1.DataStatusResponse
+	(*DataSetStatus)(nil),      // 11: rackweave.v1.DataSetStatus
 }
 var file_data_proto_depIdxs = []int32{
 	6,  // 0: rackweave.v1.OpenDataRequest.state:type_name -> rackweave.v1.DataState
 	6,  // 1: rackweave.v1.DataStateResponse.state:type_name -> rackweave.v1.DataState
-	7,  // 2: rackweave.v1.DataState.returned:type_name -> rackweave.v1.RowRange
-	10, // 3: rackweave.v1.DataStatusResponse.sets:type_name -> rackweave.v1.DataSetStatus
-	6,  // 4: rackweave.v1.DataSetStatus.state:type_name -> rackweave.v1.DataState
-	0,  // 5: rackweave.v1.DataService.Open:input_type -> rackweave.v1.OpenDataRequest
-	2,  // 6: rackweave.v1.DataService.Next:input_type -> rackweave.v1.NextRowsRequest
-	4,  // 7: rackweave.v1.DataService.State:input_type -> rackweave.v1.DataStateRequest
-	8,  // 8: rackweave.v1.DataService.Status:input_type -> rackweave.v1.DataStatusRequest
-	1,  // 9: rackweave.v1.DataService.Open:output_type -> rackweave.v1.OpenDataResponse
-	3,  // 10: rackweave.v1.DataService.Next:output_type -> rackweave.v1.NextRowsResponse
-	5,  // 11: rackweave.v1.DataService.State:output_type -> rackweave.v1.DataStateResponse
-	9,  // 12: rackweave.v1.DataService.Status:output_type -> rackweave.v1.DataStatusResponse
-	9,  // [9:13] is the sub-list for method output_type
-	5,  // [5:9] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	8,  // 2: rackweave.v1.DataState.returned:type_name -> rackweave.v1.RowRange
+	7,  // 3: rackweave.v1.DataState.draws:type_name -> rackweave.v1.GroupDraws
+	11, // 4: rackweave.v1.DataStatusResponse.sets:type_name -> rackweave.v1.DataSetStatus
+	6,  // 5: rackweave.v1.DataSetStatus.state:type_name -> rackweave.v1.DataState
+	0,  // 6: rackweave.v1.DataService.Open:input_type -> rackweave.v1.OpenDataRequest
+	2,  // 7: rackweave.v1.DataService.Next:input_type -> rackweave.v1.NextRowsRequest
+	4,  // 8: rackweave.v1.DataService.State:input_type -> rackweave.v1.DataStateRequest
+	9,  // 9: rackweave.v1.DataService.Status:input_type -> rackweave.v1.DataStatusRequest
+	1,  // 10: rackweave.v1.DataService.Open:output_type -> rackweave.v1.OpenDataResponse
+	3,  // 11: rackweave.v1.DataService.Next:output_type -> rackweave.v1.NextRowsResponse
+	5,  // 12: rackweave.v1.DataService.State:output_type -> rackweave.v1.DataStateResponse
+	10, // 13: rackweave.v1.DataService.Status:output_type -> rackweave.v1.DataStatusResponse
+	10, // [10:14] is the sub-list for method output_type
+	6,  // [6:10] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_data_proto_init() }
@@ -1036,7 +1105,7 @@ func file_data_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_data_proto_rawDesc), len(file_data_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
