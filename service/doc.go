@@ -6,6 +6,7 @@
 //	job         jobs and members: joining, registration, barriers
 //	checkpoint  saved and retained state
 //	cluster     the racks of a job
+//	data        rows of training sets for the workers of jobs
 //
 // Gradients never pass here.
 //
@@ -23,7 +24,7 @@
 //	retained.mu         one such state, read-locked while it is read
 //	hub.probing         a measurement of links
 //
-// The locks of package engine, of racks.Board, quota, door and membership are leaves: whoever holds one takes none of these. Model,
-// memory and retained.mu are held while lanes copy and other racks answer, the others never across a wait. A call that would make
-// two racks wait for each other is refused (package checkpoint).
+// The locks of packages data and engine, of racks.Board, quota, door and membership are leaves: whoever holds one takes none of
+// these. Model, memory and retained.mu are held while lanes copy and other racks answer, the others never across a wait. A call
+// that would make two racks wait for each other is refused (package checkpoint).
 package service

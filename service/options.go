@@ -62,6 +62,7 @@ type Options struct {
 	Cluster *racks.Cluster // the racks that this one reduces with. If nil, none
 
 	CheckpointDir string // empty: Save and Restore are refused
+	DataDir       string // of manifests of training sets. If empty, jobs open sets without
 	AdminToken    string // empty: only this user administers the aggregator, over its Unix socket
 	Version       string // for Status
 	Log           *slog.Logger

@@ -17,6 +17,7 @@ import (
 	"github.com/rackweave/rackweave/service/api/apiconnect"
 	"github.com/rackweave/rackweave/service/checkpoint"
 	"github.com/rackweave/rackweave/service/cluster"
+	"github.com/rackweave/rackweave/service/data"
 	"github.com/rackweave/rackweave/service/door"
 	"github.com/rackweave/rackweave/service/engine"
 	"github.com/rackweave/rackweave/service/job"
@@ -46,6 +47,7 @@ type Service struct {
 	engines *engine.Set
 	jobs    *job.Table
 	states  *checkpoint.Store
+	data    *data.Server
 	cluster *cluster.Cluster // If nil, the aggregator is in none.
 
 	closing    chan struct{} // closed when the service ends
@@ -67,6 +69,7 @@ func New(o Options) (s *Service, err error) {
 		opts: o, log: o.Log, mux: http.NewServeMux(), start: time.Now(), closing: make(chan struct{}), drained: make(chan struct{}),
 		refusals: refusals, door: door.New(door.Default(), refusals.Count), rules: map[string]rule{},
 		states: checkpoint.NewStore(o.CheckpointDir, o.Log, racksOf), engines: &engine.Set{},
+		data: data.NewServer(data.Config{Dir: o.DataDir}),
 	}
 	s.http, s.closeOnce = s.server(), sync.OnceValue(s.close)
 	defer func() {
@@ -126,6 +129,7 @@ func (s *Service) openJobs() {
 	s.cluster.Open(s.jobs)
 	s.servePages()
 	s.serveCalls()
+	serveData(s)
 }
 
 // racksOf returns how the racks of a job are asked about its state.
@@ -301,5 +305,6 @@ func (s *Service) tend() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		s.jobs.Tend(ctx, last)
 		cancel()
+		s.data.Tend(last)
 	}
 }

@@ -106,6 +106,7 @@ Interrupted or terminated it ends at once: its jobs fail, and their workers are 
 	f.Int64Var(&o.Quota.CheckpointBytes, "max-job-checkpoints", 0, "most bytes of a job's checkpoints; if 0, what the disk holds")
 	f.IntVar(&o.MaxJobs, "max-jobs", 0, "most jobs at once; if 0, 64")
 	f.StringVar(&o.CheckpointDir, "checkpoint-dir", "", "directory of saved parameters; if empty, saving is refused")
+	f.StringVar(&o.DataDir, "data-dir", "", "directory of manifests of training sets, as rackweave data shard makes them")
 	f.StringVar(&o.AdminToken, "admin-token", "", "token that drain and profiles need; if empty, only this user may, over the Unix socket")
 	secret(cmd, "admin-token", "the token that drain and profiles need", adminsToken)
 	f.StringVar(&clusterFile, "cluster", "", "YAML file of the racks whose aggregators reduce among themselves; if empty, this one is alone")
