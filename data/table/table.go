@@ -101,6 +101,8 @@ func (t *Table) open() (err error) {
 		return unusable("it is empty")
 	case bytes.HasPrefix(first[:], []byte("PK")):
 		t.from, err = openNPZ(t.file, size)
+	case bytes.HasPrefix(first[:], []byte("PAR1")):
+		t.from, err = openParquet(t.file, size)
 	case string(first[:]) == "\x93NUMPY":
 		return unusable("it is one array: numpy.savez writes an NPZ file, with the label and the features")
 	case bytes.HasPrefix(first[:], []byte("\x1f\x8b")):
