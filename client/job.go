@@ -18,6 +18,7 @@ type job struct {
 	cfg    Config
 	member *membership.Membership
 	info   *api.JoinResponse // of the first aggregator
+	sets   sets
 }
 
 // Err returns the worker's failure, or nil while it has none.
@@ -67,12 +68,18 @@ func (j *job) Stream() bool { return j.info.Mode == "stream" }
 func (j *job) Hyper() Hyper { return hyperOf(j.info.Record) }
 
 // Barrier waits until all workers have called it with the same name. The error at the deadline names the workers that are missing.
+// Before, it reports the batches of rows that are done, so that a checkpoint after it knows of them.
 func (j *job) Barrier(ctx context.Context, name string) error {
 	_, err := j.barrier(ctx, name)
 	return err
 }
 
 func (j *job) barrier(ctx context.Context, name string) (*api.BarrierResponse, error) {
+	for _, r := range j.sets.all() {
+		if err := r.Flush(ctx); err != nil {
+			return nil, err
+		}
+	}
 	call, cancel, ms := membership.Bound(ctx, j.cfg.Timeout)
 	defer cancel()
 	r, err := j.member.All[0].RPC.Barrier(call, &api.BarrierRequest{Name: name, TimeoutMs: ms})

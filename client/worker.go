@@ -149,6 +149,9 @@ func (w *Worker) close() error {
 	if reason == nil && cworker.Active(w.session.C) > 0 {
 		reason = errors.New("it was closed with operations in flight")
 	}
+	for _, r := range w.sets.all() {
+		_ = r.Close() // an error is the worker's failure
+	}
 	// The aggregator detaches the worker first, or the end of its connections would be a failure.
 	w.leave(reason)
 	w.using.Lock()
