@@ -182,11 +182,13 @@ compress: build
 	$(GO) run ./lab/cmd/study plot build/compress.json build/compress
 	$(GO) run ./lab/cmd/racks compress --program $(BIN)
 
-# What ways to deal rows do to learning, and to an epoch's time: tables. DATA='--only speed' studies a part.
+# What ways to deal rows do to learning, and to the time of an epoch: tables, and plots in build/data. DATA='--only speed' studies a
+# part.
 data:
 	@scripts/need.sh $(BUILD_PACKAGES)
 	@mkdir -p build
 	$(GO) run ./cmd/rackweave bench learn --data --seeds 200 --json build/data.json $(DATA)
+	$(GO) run ./lab/cmd/study boxes build/data.json build/data
 
 # The RDMA lab: QEMU guests with soft-RoCE. SHELL=1 gives a person a shell in one; it is also make's name for what runs its
 # recipes, which stays what it was.

@@ -144,6 +144,7 @@ var only = map[string][]string{
 	"gonum.org/v1/plot/plotutil":        {"lab/cmd"},
 	"gonum.org/v1/plot/vg":              {"lab/cmd"},
 	"github.com/parquet-go/parquet-go":  {"data/table"},
+	"gonum.org/v1/plot/vg/draw":         {"lab/cmd"},
 	"go.etcd.io/etcd/client/v3":         {"service/membership"},
 	"go.etcd.io/etcd/server/v3/embed":   {"service/etcd/server"},
 	"github.com/cockroachdb/datadriven": forTests,

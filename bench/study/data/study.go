@@ -45,13 +45,14 @@ type plan struct {
 	name, title string
 	imbalanced  bool
 	condition
+	thesis bool // prints published figures beside its own
 	// answer runs it. If nil, all ways train under the condition.
 	answer func(ctx context.Context, p *plan, cfg *Config, out io.Writer) (Study, error)
 }
 
 var plans = []plan{
 	{name: "full-sync", title: "all digits, workers in step", condition: condition{synchronous: true, slow: 1}},
-	{name: "full-async", title: "all digits, asynchronous", condition: condition{slow: 1}},
+	{name: "full-async", title: "all digits, asynchronous", condition: condition{slow: 1}, thesis: true},
 	{name: "full-slow", title: "all digits, asynchronous, one worker three times slower", condition: condition{slow: 3}},
 	{name: "imbalanced-sync", title: "three rare classes, workers in step", imbalanced: true,
 		condition: condition{synchronous: true, slow: 1}},
@@ -152,8 +153,8 @@ func compare(ctx context.Context, p *plan, cfg *Config, out io.Writer) (s Study,
 		line := []string{r.Way, fmt.Sprintf("%.2f", v.mean), fmt.Sprintf("%.2f", v.sd), "", "", "", fmt.Sprintf("%.4f", v.loss),
 			fmt.Sprintf("%.4f", v.lossSD), ""}
 		if i > 0 {
-			line[3], line[4], line[5], line[8] = fmt.Sprintf("%+.2f ± %.2f", v.over, v.half), fmt.Sprintf("%.2f", v.ratio), percentile(v.p),
-				percentile(v.lossP)
+			line[3], line[4], line[5], line[8] = fmt.Sprintf("%+.2f ± %.2f", v.over, v.half), fmt.Sprintf("%.2f", v.ratio), probability(v.p),
+				probability(v.lossP)
 			if v.over > v.half || -v.over > v.half {
 				apart++
 			}
@@ -166,13 +167,17 @@ func compare(ctx context.Context, p *plan, cfg *Config, out io.Writer) (s Study,
 	others := len(s.Rows) - 1
 	s.Findings = append(s.Findings, fmt.Sprintf("of %d ways, %d have a mean apart from random's at 95%%, and %d an unequal variance at p < .05: "+
 		"%.1f each are expected by chance", others, apart, unequal, 0.05*float64(others)))
-	return s, table(out, lines)
+	err = table(out, lines)
+	if err == nil && p.thesis {
+		err = thesis(&s, out)
+	}
+	return s, err
 }
 
 // verdict is a row beside another one of the same seeds.
 type verdict struct {
 	mean, sd, over, half, ratio, p float64 // of the accuracy
-	loss, lossSD, lossP            float64
+	loss, lossSD, lossRatio, lossP float64
 }
 
 func (r *Row) beside(other *Row) (v verdict) {
@@ -181,12 +186,13 @@ func (r *Row) beside(other *Row) (v verdict) {
 	v.ratio = stat.Variance(other.Accuracy, nil) / stat.Variance(r.Accuracy, nil)
 	_, v.p = brownForsythe(r.Accuracy, other.Accuracy)
 	v.loss, v.lossSD = stat.MeanStdDev(r.Loss, nil)
+	v.lossRatio = stat.Variance(other.Loss, nil) / stat.Variance(r.Loss, nil)
 	_, v.lossP = brownForsythe(r.Loss, other.Loss)
 	return v
 }
 
-// percentile writes a probability.
-func percentile(p float64) string {
+// probability writes one.
+func probability(p float64) string {
 	if p < 0.001 {
 		return "<.001"
 	}

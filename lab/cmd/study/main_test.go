@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rackweave/rackweave/bench/study/data"
 	"github.com/rackweave/rackweave/bench/study/learn"
 )
 
@@ -42,16 +43,43 @@ func TestEachStudyIsPlotted(t *testing.T) {
 	}
 }
 
+func TestEachStudyOfDataHasItsBoxes(t *testing.T) {
+	folder := t.TempDir()
+	file := filepath.Join(folder, "data.json")
+	text, err := json.Marshal([]data.Study{{Name: "full-sync", Title: "All", Rows: []data.Row{
+		{Way: "random", Accuracy: []float64{96, 97, 98}}, {Way: "sbatch", Accuracy: []float64{96.5, 97, 97.5}},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, text, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	cmd := root()
+	cmd.SetArgs([]string{"boxes", file, folder})
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	svg, err := os.ReadFile(filepath.Join(folder, "full-sync.svg"))
+	for _, want := range []string{"<svg", "full-sync: All", "sbatch", "accuracy %"} {
+		if err != nil || !strings.Contains(string(svg), want) {
+			t.Errorf("%v, want %s in\n%s", err, want, svg)
+		}
+	}
+}
+
 func TestAFileWithoutStudiesIsRefusedByName(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "other.json")
 	if err := os.WriteFile(file, []byte("{}"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{file, file + "x"} {
-		cmd := root()
-		cmd.SetArgs([]string{"plot", name, t.TempDir()})
-		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("%v, want it to say %s", err, name)
+	for _, use := range []string{"plot", "boxes"} {
+		for _, name := range []string{file, file + "x"} {
+			cmd := root()
+			cmd.SetArgs([]string{use, name, t.TempDir()})
+			if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), name) {
+				t.Errorf("%s: %v, want it to say %s", use, err, name)
+			}
 		}
 	}
 }

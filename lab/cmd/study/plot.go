@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 
@@ -12,37 +13,77 @@ import (
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/plotutil"
 	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
 
+	"github.com/rackweave/rackweave/bench/study/data"
 	"github.com/rackweave/rackweave/bench/study/learn"
 )
 
 func plotCommand() *cobra.Command {
+	return drawCommand("plot", "rackweave bench learn --compress", func(s *learn.Study, folder string) error {
+		for _, c := range curves {
+			if err := c.draw(s, filepath.Join(folder, s.Name+"-"+c.name+".svg")); err != nil {
+				return fmt.Errorf("plot %s of study %s: %w", c.name, s.Name, err)
+			}
+		}
+		return nil
+	})
+}
+
+func boxesCommand() *cobra.Command {
+	return drawCommand("boxes", "rackweave bench learn --data", func(s *data.Study, folder string) error {
+		if err := boxes(s, filepath.Join(folder, s.Name+".svg")); err != nil {
+			return fmt.Errorf("boxes of study %s: %w", s.Name, err)
+		}
+		return nil
+	})
+}
+
+// drawCommand returns a command that draws each study of a file that another command wrote as JSON.
+func drawCommand[S any](use, from string, each func(s *S, folder string) error) *cobra.Command {
 	return &cobra.Command{
-		Use:   "plot FILE FOLDER",
-		Short: "Plot what rackweave bench learn --compress --json FILE has measured, as SVG",
+		Use:   use + " FILE FOLDER",
+		Short: "Plot what " + from + " --json FILE has measured, as SVG",
 		Args:  cobra.ExactArgs(2),
 		RunE: func(_ *cobra.Command, args []string) error {
 			text, err := os.ReadFile(args[0])
 			if err != nil {
 				return err
 			}
-			var studies []learn.Study
+			var studies []S
 			if err := json.Unmarshal(text, &studies); err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
 			if err := os.MkdirAll(args[1], 0o777); err != nil {
 				return err
 			}
-			for _, s := range studies {
-				for _, c := range curves {
-					if err := c.draw(&s, filepath.Join(args[1], s.Name+"-"+c.name+".svg")); err != nil {
-						return fmt.Errorf("plot %s of study %s: %w", c.name, s.Name, err)
-					}
+			for i := range studies {
+				if err := each(&studies[i], args[1]); err != nil {
+					return err
 				}
 			}
 			return nil
 		},
 	}
+}
+
+// boxes draws the accuracy of each way: its median, quartiles and outliers.
+func boxes(s *data.Study, file string) error {
+	p := plot.New()
+	p.Title.Text, p.Y.Label.Text = s.Name+": "+s.Title, "accuracy %"
+	p.X.Tick.Label.Rotation, p.X.Tick.Label.XAlign, p.X.Tick.Label.YAlign = math.Pi/6, draw.XRight, draw.YCenter
+	p.Add(plotter.NewGrid())
+	var names []string
+	for i, r := range s.Rows {
+		box, err := plotter.NewBoxPlot(vg.Points(20), float64(i), plotter.Values(r.Accuracy))
+		if err != nil {
+			return fmt.Errorf("%s: %w", r.Way, err)
+		}
+		p.Add(box)
+		names = append(names, r.Way)
+	}
+	p.NominalX(names...)
+	return p.Save(8*vg.Inch, 5*vg.Inch, file)
 }
 
 // curve is a kind of plot: a line for each way, over all points of its trainings.
