@@ -1,0 +1,281 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// rowsOf returns rows as a stream of batches.
+func rowsOf(x []float64, width, batch int) Rows {
+	return func(f func([]float64) error) error {
+		for part := range slices.Chunk(x, batch*width) {
+			if err := f(slices.Clone(part)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+func groupsOf(t interface{ Fatal(...any) }, rows Rows, width int, cfg Config) (groups []int, axes int) {
+	axes, err := Divide(rows, width, cfg, func(g int) error { groups = append(groups, g); return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return groups, axes
+}
+
+// squares returns the sum of squares of rows about the means of their groups.
+func squares(x []float64, width int, groups []int) (sum float64) {
+	means, counts := map[int][]float64{}, map[int]float64{}
+	for i, g := range groups {
+		if means[g] == nil {
+			means[g] = make([]float64, width)
+		}
+		counts[g]++
+		for j := range width {
+			means[g][j] += (x[i*width+j] - means[g][j]) / counts[g]
+		}
+	}
+	for i, g := range groups {
+		for j := range width {
+			sum += math.Pow(x[i*width+j]-means[g][j], 2)
+		}
+	}
+	return sum
+}
+
+// On all axes, groups are such that no row is nearer to another group's mean: where Lloyd ends.
+func TestGroupsAreStableUnderLloyd(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		width, n := rapid.IntRange(1, 4).Draw(t, "width"), rapid.IntRange(1, 40).Draw(t, "rows")
+		x := make([]float64, n*width)
+		for i := range x {
+			x[i] = rapid.Float64Range(-9, 9).Draw(t, "x") + 1e6
+		}
+		k := rapid.IntRange(1, min(n, 5)).Draw(t, "k")
+		groups, _ := groupsOf(t, rowsOf(x, width, rapid.IntRange(1, 9).Draw(t, "batch")), width,
+			Config{K: k, Axes: width, Seed: rapid.Uint64().Draw(t, "seed")})
+		if len(groups) != n {
+			t.Fatalf("%d rows of %d have a group", len(groups), n)
+		}
+		means, counts := make([][]float64, k), make([]float64, k)
+		for i, g := range groups {
+			if counts[g]++; means[g] == nil {
+				means[g] = make([]float64, width)
+			}
+			for j := range width {
+				means[g][j] += x[i*width+j]
+			}
+		}
+		for i, g := range groups {
+			near := func(g int) (d float64) {
+				for j := range width {
+					d += math.Pow(x[i*width+j]-means[g][j]/counts[g], 2)
+				}
+				return d
+			}
+			for other := range k {
+				if counts[other] > 0 && near(other) < near(g)-1e-6 {
+					t.Fatalf("row %d is %g from its group's mean, and %g from that of group %d", i, near(g), near(other), other)
+				}
+			}
+		}
+	})
+}
+
+// With as many groups as places, each place is a group: squares are 0, the least that any division has.
+func TestEveryPlaceIsAGroup(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		k := rapid.IntRange(1, 6).Draw(t, "k")
+		var x []float64
+		for i := range 30 {
+			x = append(x, float64(i%k)*10, float64(i%k*3))
+		}
+		groups, _ := groupsOf(t, rowsOf(x, 2, 7), 2, Config{K: k, Axes: 2, Seed: rapid.Uint64().Draw(t, "seed")})
+		for i, g := range groups {
+			for h, other := range groups {
+				if same := x[2*i] == x[2*h] && x[2*i+1] == x[2*h+1]; same != (g == other) {
+					t.Fatalf("rows %d and %d of %v are in groups %d and %d", i, h, x, g, other)
+				}
+			}
+		}
+	})
+}
+
+// The axes are those of power iteration on the covariance of all rows, computed in two passes.
+func TestAxesAreThoseOfPowerIteration(t *testing.T) {
+	const n, width = 500, 6
+	r := rand.New(rand.NewPCG(1, 2))
+	x := make([]float64, n*width)
+	for i := range n {
+		a, b := r.NormFloat64()*9, r.NormFloat64()*4
+		for j := range width {
+			x[i*width+j] = 1e5 + a*float64(j) + b*float64(j*j%5) + r.NormFloat64()*0.1
+		}
+	}
+	var mean [width]float64
+	for i := range x {
+		mean[i%width] += x[i] / n
+	}
+	var cov [width][width]float64
+	for i := range n {
+		for j := range width {
+			for k := range width {
+				cov[j][k] += (x[i*width+j] - mean[j]) * (x[i*width+k] - mean[k])
+			}
+		}
+	}
+	c := &divider{width: width, most: 10, random: r}
+	c.begin()
+	for part := range slices.Chunk(x, 13*width) {
+		if err := c.gather(part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.analyse(); err != nil {
+		t.Fatal(err)
+	}
+	_, p := c.axes.Dims()
+	if p != 1 && p != 2 {
+		t.Fatalf("%d axes of two strong ones", p)
+	}
+	v := [width]float64{1, 1, 1, 1, 1, 1}
+	for range 200 {
+		var w [width]float64
+		norm := 0.0
+		for j := range width {
+			for k := range width {
+				w[j] += cov[j][k] * v[k]
+			}
+			norm += w[j] * w[j]
+		}
+		for j := range width {
+			v[j] = w[j] / math.Sqrt(norm)
+		}
+	}
+	dot := 0.0
+	for j := range width {
+		dot += v[j] * c.axes.At(j, p-1)
+	}
+	if math.Abs(math.Abs(dot)-1) > 1e-9 {
+		t.Errorf("the first axis has cosine %.12f to that of power iteration", dot)
+	}
+}
+
+func TestAxesHaveNineTenthsOfTheVariance(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for _, c := range []struct {
+		deviations []float64
+		want       int
+	}{{[]float64{10, 1, 1, 1}, 1}, {[]float64{3, 3, 3, 0.1}, 3}, {slices.Repeat([]float64{1}, 60), 50}, {[]float64{0, 0}, 1}} {
+		var x []float64
+		for range 2000 {
+			for _, d := range c.deviations {
+				x = append(x, d*r.NormFloat64())
+			}
+		}
+		if _, axes := groupsOf(t, rowsOf(x, len(c.deviations), 100), len(c.deviations), Config{K: 1}); axes != c.want {
+			t.Errorf("deviations %v have %d axes, not %d", c.deviations, axes, c.want)
+		}
+	}
+}
+
+// Five rows of 100000, which the sample misses, are a group of their own.
+func TestSparseGroupsBesideTheSampleAreFound(t *testing.T) {
+	const n, width = 100000, 4
+	for seed := range uint64(5) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		x := make([]float64, n*width)
+		for i := range x {
+			x[i] = r.NormFloat64() + 12*float64(i/width%3)*float64(i%2)
+		}
+		sparse := []int{17, 40000, 40001, 77777, 99999}
+		for _, row := range sparse {
+			for j := range width {
+				x[row*width+j] = 300 + r.NormFloat64()
+			}
+		}
+		cfg := Config{K: 6, Seed: seed, Sample: 500}
+		c := &divider{width: width, cfg: cfg, most: cfg.Sample, random: rand.New(rand.NewPCG(seed, 0))}
+		c.begin()
+		if err := rowsOf(x, width, 1000)(c.gather); err != nil {
+			t.Fatal(err)
+		}
+		if slices.ContainsFunc(c.sample, func(x float64) bool { return x > 200 }) {
+			continue // the sample has one: nothing is missed
+		}
+		groups, _ := groupsOf(t, rowsOf(x, width, 1000), width, cfg)
+		count := 0
+		for _, g := range groups {
+			if g == groups[17] {
+				count++
+			}
+		}
+		for _, row := range sparse {
+			if groups[row] != groups[17] || count != len(sparse) {
+				t.Errorf("seed %d: row %d is in group %d, not %d, which has %d rows", seed, row, groups[row], groups[17], count)
+			}
+		}
+		again, _ := groupsOf(t, rowsOf(x, width, 1000), width, cfg)
+		if !slices.Equal(again, groups) {
+			t.Errorf("seed %d has other groups the second time", seed)
+		}
+		if all, _ := groupsOf(t, rowsOf(x, width, 1000), width, Config{K: 6, Seed: seed, Sample: n}); squares(x, width, groups) >
+			2*squares(x, width, all) {
+			t.Errorf("seed %d: squares %g from a sample, %g from all", seed, squares(x, width, groups), squares(x, width, all))
+		}
+	}
+}
+
+func TestGroupsThatCannotBeAreRefused(t *testing.T) {
+	stop := errors.New("stop")
+	five := rowsOf([]float64{1, 2, 3, 4, 5}, 1, 2)
+	for _, c := range []struct {
+		rows  Rows
+		width int
+		cfg   Config
+		want  string
+	}{
+		{five, 1, Config{K: 6}, "6 groups of 5 rows"}, {five, 1, Config{K: 0}, "0 groups"}, {five, 1, Config{K: -1}, "-1 groups"},
+		{five, 1, Config{K: MaxK + 1}, "use 1 to 4096"}, {five, MaxFeatures + 1, Config{K: 1}, "4097 features: at most 4096"},
+		{five, 1, Config{K: 1, Axes: 2}, "2 principal axes of 1"},
+		{func(func([]float64) error) error { return stop }, 1, Config{K: 1}, "stop"},
+		{rowsOf([]float64{1e200, -1e200, 3, 1}, 2, 2), 2, Config{K: 1}, "too large"},
+	} {
+		_, err := Divide(c.rows, c.width, c.cfg, func(int) error { return nil })
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v, which does not have %q", c.cfg, err, c.want)
+		}
+	}
+	if _, err := Divide(five, 1, Config{K: 2}, func(int) error { return stop }); err != stop {
+		t.Error(err)
+	}
+	if groups, _ := groupsOf(t, rowsOf(make([]float64, 9), 1, 4), 1, Config{K: 4}); slices.Max(groups) != 0 {
+		t.Errorf("equal rows are in groups %v", groups)
+	}
+}
+
+func BenchmarkDivide(b *testing.B) {
+	for _, c := range []struct{ rows, width, k int }{{100000, 16, 20}, {20000, 784, 20}} {
+		b.Run(fmt.Sprintf("rows=%d/features=%d/k=%d", c.rows, c.width, c.k), func(b *testing.B) {
+			r := rand.New(rand.NewPCG(1, 1))
+			x := make([]float64, c.rows*c.width)
+			for i := range x {
+				x[i] = r.NormFloat64() + float64(i/c.width%7)*float64(i%3)
+			}
+			for b.Loop() {
+				if _, err := Divide(rowsOf(x, c.width, 128), c.width, Config{K: c.k}, func(int) error { return nil }); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

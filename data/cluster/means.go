@@ -1,0 +1,144 @@
+package cluster
+
+import (
+	"cmp"
+	"math"
+	"math/rand/v2"
+	"slices"
+)
+
+// means is k-means over weighted rows of p numbers.
+type means struct {
+	p       int
+	x       []float64 // rows
+	weights []float64
+	centres []float64
+}
+
+func newMeans(x []float64, p int, weight float64) *means {
+	return &means{p: p, x: x, weights: slices.Repeat([]float64{weight}, len(x)/p)}
+}
+
+func (m *means) row(i int) []float64    { return m.x[i*m.p : (i+1)*m.p] }
+func (m *means) centre(g int) []float64 { return m.centres[g*m.p : (g+1)*m.p] }
+func (m *means) k() int                 { return len(m.centres) / m.p }
+
+// distance returns the squared distance of two rows, or a part of it that is more than enough.
+func distance(a, b []float64, enough float64) (d float64) {
+	for i, x := range a {
+		if d += (x - b[i]) * (x - b[i]); d > enough {
+			break
+		}
+	}
+	return d
+}
+
+// nearest returns the nearest centre, the squared distance to it, and that to the second nearest.
+func (m *means) nearest(row []float64) (g int, d, second float64) {
+	d, second = math.Inf(1), math.Inf(1)
+	for k := range m.k() {
+		switch e := distance(row, m.centre(k), second); {
+		case e < d:
+			g, d, second = k, e, d
+		case e < second:
+			second = e
+		}
+	}
+	return g, d, second
+}
+
+// seed chooses centres among the rows, each by the squares of distances from the ones before: k-means++ (Arthur, Vassilvitskii,
+// 2007). It chooses fewer if fewer rows differ.
+func (m *means) seed(k int, random *rand.Rand) {
+	n := len(m.weights)
+	far := slices.Repeat([]float64{math.Inf(1)}, n)
+	next := random.IntN(n)
+	for {
+		m.centres = append(m.centres, m.row(next)...)
+		sum := 0.0
+		for i := range n {
+			far[i] = min(far[i], distance(m.row(i), m.row(next), far[i]))
+			sum += far[i] * m.weights[i]
+		}
+		if m.k() == k || sum == 0 {
+			return
+		}
+		draw := random.Float64() * sum
+		for i := range n {
+			if far[i] > 0 {
+				next = i
+				if draw -= far[i] * m.weights[i]; draw < 0 {
+					break
+				}
+			}
+		}
+	}
+}
+
+// lloyd moves centres to the means of their rows until no row changes its centre.
+func (m *means) lloyd() {
+	groups := slices.Repeat([]int{-1}, len(m.weights))
+	for range lloyds {
+		changed := false
+		sums, weights := make([]float64, len(m.centres)), make([]float64, m.k())
+		for i, w := range m.weights {
+			g, _, _ := m.nearest(m.row(i))
+			changed = changed || g != groups[i]
+			groups[i] = g
+			weights[g] += w
+			for j, x := range m.row(i) {
+				sums[g*m.p+j] += w * x
+			}
+		}
+		if !changed {
+			return
+		}
+		for j := range sums {
+			if w := weights[j/m.p]; w > 0 {
+				m.centres[j] = sums[j] / w
+			}
+		}
+	}
+}
+
+const (
+	maxSwaps = 64
+	tried    = 32 // far rows, for each swap
+)
+
+// swap adds far rows, each with its own weight, and moves centres to some of them as long as that pays: the squares that the far
+// rows save must be more than those of the centre's rows, which go to the second nearest.
+func (m *means) swap(far [][]float64) {
+	for _, row := range far {
+		m.x, m.weights = append(m.x, row...), append(m.weights, 1)
+	}
+	for range min(m.k(), maxSwaps) {
+		cost := make([]float64, m.k())
+		for i, w := range m.weights {
+			g, d, second := m.nearest(m.row(i))
+			cost[g] += w * (second - d)
+		}
+		distances := make([]float64, len(far))
+		order := make([]int, len(far))
+		for i := range far {
+			_, distances[i], _ = m.nearest(far[i])
+			order[i] = i
+		}
+		slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(distances[b], distances[a]) })
+		best, most := 0, 0.0
+		for _, i := range order[:min(tried, len(order))] {
+			gain := 0.0
+			for k := range far {
+				gain += max(0, distances[k]-distance(far[i], far[k], distances[k]))
+			}
+			if gain > most {
+				best, most = i, gain
+			}
+		}
+		leaves := slices.Index(cost, slices.Min(cost))
+		if most <= cost[leaves] {
+			return
+		}
+		copy(m.centre(leaves), far[best])
+	}
+}
