@@ -46,7 +46,10 @@ With --data, what ways to deal rows do to it: mean and variance of accuracy and 
 
   full-sync, full-async, full-slow                    the digits, in step, asynchronous, and with one worker three times slower
   imbalanced-sync, imbalanced-async, imbalanced-slow  the same with few rows of three classes
-  speed                                               time of an epoch with shards, with a queue, and with sizes by speed`,
+  speed                                               time of an epoch with shards, with a queue, and with sizes by speed
+  real                                                the same by the clock, through an aggregator, with workers that sleep
+
+Balanced digits take half of the seeds.`,
 		Example: `  rackweave bench learn --only policies,racks
   rackweave bench learn --compress --only digits --seeds 20
   rackweave bench learn --data --only imbalanced-slow,speed --seeds 100

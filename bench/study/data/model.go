@@ -8,8 +8,15 @@ import (
 	"github.com/rackweave/rackweave/bench/study/samples"
 )
 
+// image is a digit by its pixels with ink, and a constant input of 1.
+type image struct {
+	digit int
+	at    []int // the first weight of each input
+	ink   []float32
+}
+
 // problem is the images to train and to test with.
-type problem struct{ train, test []samples.Image }
+type problem struct{ train, test []image }
 
 // An imbalanced problem has few images of the rare digits to train with. Its test is balanced.
 const (
@@ -22,12 +29,17 @@ func newProblem(imbalanced bool) *problem {
 	p, all := &problem{}, samples.Digits()
 	var rows [samples.Classes]int
 	for i, k := range rand.New(rand.NewPCG(1, 0)).Perm(len(all)) {
-		x := all[k]
+		x := image{digit: int(all[k].Digit)}
+		for pixel, ink := range append(all[k].Ink[:], 1) {
+			if ink > 0 {
+				x.at, x.ink = append(x.at, pixel*samples.Classes), append(x.ink, ink)
+			}
+		}
 		if i < len(all)/3 {
 			p.test = append(p.test, x)
 			continue
 		}
-		if rows[x.Digit]++; !imbalanced || x.Digit < rareFrom || rows[x.Digit] <= rareRows {
+		if rows[x.digit]++; !imbalanced || x.digit < rareFrom || rows[x.digit] <= rareRows {
 			p.train = append(p.train, x)
 		}
 	}
@@ -38,26 +50,26 @@ func newProblem(imbalanced bool) *problem {
 func (p *problem) classes() [][]int {
 	groups := make([][]int, samples.Classes)
 	for i := range p.train {
-		groups[p.train[i].Digit] = append(groups[p.train[i].Digit], i)
+		groups[p.train[i].digit] = append(groups[p.train[i].digit], i)
 	}
 	return groups
 }
 
-// softmax is a regression: for every pixel and, in the end, a constant input of 1, the weights of the classes.
+// softmax is a regression: for each input the weights of the classes.
 type softmax [(samples.Pixels + 1) * samples.Classes]float32
 
+type perClass = [samples.Classes]float32
+
 // forward sets p to the probabilities of an image's classes, and returns the cross entropy.
-func (m *softmax) forward(x *samples.Image, p *[samples.Classes]float32) float64 {
-	copy(p[:], m[samples.Pixels*samples.Classes:])
-	for i, ink := range x.Ink {
-		if ink == 0 {
-			continue
-		}
-		for k, w := range (*[samples.Classes]float32)(m[i*samples.Classes:]) {
+func (m *softmax) forward(x *image, p *perClass) float64 {
+	*p = perClass{}
+	for i, at := range x.at {
+		ink := x.ink[i]
+		for k, w := range (*perClass)(m[at:]) {
 			p[k] += ink * w
 		}
 	}
-	highest, own, sum := slices.Max(p[:]), p[x.Digit], float32(0)
+	highest, own, sum := slices.Max(p[:]), p[x.digit], float32(0)
 	for k, v := range p {
 		p[k] = float32(math.Exp(float64(v - highest)))
 		sum += p[k]
@@ -69,34 +81,25 @@ func (m *softmax) forward(x *samples.Image, p *[samples.Classes]float32) float64
 }
 
 // add adds to m a factor times the gradient, at other parameters, of an image's loss.
-func (m *softmax) add(at *softmax, x *samples.Image, factor float32) {
-	var d [samples.Classes]float32
+func (m *softmax) add(at *softmax, x *image, factor float32) {
+	var d perClass
 	at.forward(x, &d)
-	d[x.Digit]--
-	for k := range d {
-		d[k] *= factor
-	}
-	for i, ink := range x.Ink {
-		if ink == 0 {
-			continue
-		}
-		w := (*[samples.Classes]float32)(m[i*samples.Classes:])
-		for k, v := range d {
+	d[x.digit]--
+	for i, at := range x.at {
+		ink, w := factor*x.ink[i], (*perClass)(m[at:])
+		for k, v := range &d {
 			w[k] += ink * v
 		}
-	}
-	for k, v := range d {
-		m[samples.Pixels*samples.Classes+k] += v
 	}
 }
 
 // measure returns the mean loss of images, and the share that is recognised.
-func (m *softmax) measure(images []samples.Image) (loss, accuracy float64) {
-	var p [samples.Classes]float32
+func (m *softmax) measure(images []image) (loss, accuracy float64) {
+	var p perClass
 	right := 0
 	for i := range images {
 		loss += m.forward(&images[i], &p)
-		if slices.Index(p[:], slices.Max(p[:])) == int(images[i].Digit) {
+		if slices.Index(p[:], slices.Max(p[:])) == images[i].digit {
 			right++
 		}
 	}

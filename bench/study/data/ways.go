@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/rackweave/rackweave/bench/study/samples"
 	"github.com/rackweave/rackweave/data"
+	"github.com/rackweave/rackweave/data/cluster"
 )
 
 const (
@@ -22,6 +24,26 @@ type way struct {
 }
 
 func byDigit(p *problem, _ uint64) ([][]int, error) { return p.classes(), nil }
+
+// alike divides the rows into k clusters by what they look like.
+func alike(k int) func(*problem, uint64) ([][]int, error) {
+	return func(p *problem, seed uint64) ([][]int, error) {
+		x := make([]float64, len(p.train)*samples.Pixels)
+		for i, image := range p.train {
+			for j, at := range image.at[:len(image.at)-1] { // without the constant
+				x[i*samples.Pixels+at/samples.Classes] = float64(image.ink[j])
+			}
+		}
+		groups, row := make([][]int, k), 0
+		all := func(f func([]float64) error) error { return f(x) }
+		_, err := cluster.Divide(all, samples.Pixels, cluster.Config{K: k, Seed: seed}, func(g int) error {
+			groups[g] = append(groups[g], row)
+			row++
+			return nil
+		})
+		return groups, err
+	}
+}
 
 func dealt(start data.Start, broadcast bool) func(*problem, [][]int, uint64) ([][]int, error) {
 	return func(_ *problem, groups [][]int, seed uint64) ([][]int, error) {
@@ -68,9 +90,14 @@ var ways = []way{
 	{"mod", nil, inTurn},
 	{"stratified", byDigit, dealt(data.First, false)},
 	{"stratified, rotate", byDigit, dealt(data.Rotate, false)},
+	{"aware, k=10", alike(10), dealt(data.First, true)},
+	{"aware, k=20", alike(20), dealt(data.First, true)},
+	{"aware, k=30", alike(30), dealt(data.First, true)},
+	{"aware, k=40", alike(40), dealt(data.First, true)},
 	{"label-skewed", byDigit, skewed},
 	{"queue", nil, nil},
 	{"sbatch", byDigit, nil},
+	{"sbatch, k=20", alike(20), nil},
 }
 
 func sizes(groups [][]int) (s data.Sizes) {
