@@ -26,7 +26,8 @@ const module = "github.com/rackweave/rackweave"
 var house = map[string][]string{
 	"cmd": {"bench", "bench/models", "bench/rows", "bench/study", "policy", "hierarchy", "hierarchy/planner", "launch",
 		"launch/control", "service", "service/api", "service/etcd", "service/keys", "service/membership", "service/racks", "client",
-		"aggregate", "aggregate/optim", "chunk", "codec", "doctor", "rxe", "numa", "verbs", "cgo"},
+		"aggregate", "aggregate/optim", "chunk", "codec", "data/cluster", "data/manifest", "data/table", "doctor", "rxe", "numa", "verbs",
+		"cgo"},
 	"cmd/rackweave-etcd": {"service/etcd/server"},
 	"bench": {"bench/models", "bench/rows", "hierarchy", "hierarchy/outer", "policy", "launch", "client", "service/api",
 		"aggregate/optim", "aggregate/outer", "chunk", "codec", "numa", "verbs", "cgo"},
@@ -121,7 +122,7 @@ var tests = map[string][]string{
 	"bench":              {"service", "service/racks"},
 	"service":            {"client", "codec", "hierarchy/planner"},
 	"service/membership": {"service", "service/etcd/server", "client", "verbs"},
-	"cmd":                {"service/etcd/server"},
+	"cmd":                {"service/etcd/server", "data"},
 	"launch/control":     {"service"},
 	"client/data":        {"data"},
 	"client":             {"service", "service/racks", "aggregate", "aggregate/optim"},

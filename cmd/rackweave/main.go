@@ -61,8 +61,8 @@ Tokens stand in files or in the environment, as all users of a host can read com
 	}
 	cmd.PersistentFlags().String("config", "", "YAML file with flags by their names")
 	cmd.AddCommand(serveCommand(), runCommand(), benchCommand(), statusCommand(), policyCommand(), compressCommand(), traceCommand(),
-		drainCommand(), tokenCommand(), topoCommand(), planCommand(), probeCommand(), doctorCommand(), rxeCommand(), workerCommand(),
-		hostCommand())
+		drainCommand(), tokenCommand(), topoCommand(), planCommand(), probeCommand(), doctorCommand(), rxeCommand(), dataCommand(),
+		workerCommand(), hostCommand())
 	return cmd
 }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
+	"runtime/metrics"
 	"slices"
 	"strings"
 	"testing"
@@ -260,6 +262,38 @@ func TestGroupsThatCannotBeAreRefused(t *testing.T) {
 	}
 	if groups, _ := groupsOf(t, rowsOf(make([]float64, 9), 1, 4), 1, Config{K: 4}); slices.Max(groups) != 0 {
 		t.Errorf("equal rows are in groups %v", groups)
+	}
+}
+
+// Ten times the rows take at most 1.2 times the memory, up to what is allocated while a collection runs.
+func TestMemoryDoesNotGrowWithTheRows(t *testing.T) {
+	live := func(rows int) (most float64) {
+		r := rand.New(rand.NewPCG(1, 1))
+		x, passed := make([]float64, 200*8), 0
+		stream := func(f func([]float64) error) error {
+			for range rows / 200 {
+				for i := range x {
+					x[i] = r.NormFloat64()
+				}
+				if err := f(x); err != nil {
+					return err
+				}
+				if passed++; passed%20 == 0 {
+					runtime.GC()
+					bytes := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+					metrics.Read(bytes)
+					most = max(most, float64(bytes[0].Value.Uint64()))
+				}
+			}
+			return nil
+		}
+		if _, err := Divide(stream, 8, Config{K: 5, Sample: 2000}, func(int) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		return most
+	}
+	if a, b := live(20000), live(200000); b > 1.2*a+1e6 {
+		t.Errorf("%.0f bytes for ten times the rows, and %.0f before", b, a)
 	}
 }
 

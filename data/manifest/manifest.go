@@ -67,6 +67,7 @@ type Header struct {
 	Seed      uint64     `json:"seed"`
 	Workers   int        `json:"workers"`
 	Label     string     `json:"label,omitempty"` // the column whose values are the groups
+	Axes      int        `json:"axes,omitempty"`  // the principal axes on which rows look alike
 	Groups    []Group    `json:"groups"`
 	Histogram [][]uint64 `json:"histogram"` // [worker][group]: the rows that a worker has, with the rows of everyone
 	Division  string     `json:"division"`  // SHA-256 of the elements of group and worker

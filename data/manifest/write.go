@@ -71,11 +71,14 @@ func (w *Writer) Add(group int) error {
 	return err
 }
 
+// Rows returns the number of rows that were added.
+func (w *Writer) Rows() uint64 { return w.rows }
+
 // Close frees what the writer holds. It writes no manifest.
 func (w *Writer) Close() error { return w.ids.Close() }
 
-// Finish divides the rows and writes the manifest. Of the header the caller sets Input, SHA256, How, Start, Seed, Workers and
-// Label; Finish sets the others. names are the groups', by the number that Add had; groups without rows are left out.
+// Finish divides the rows and writes the manifest. Of the header the caller sets Input, SHA256, How, Start, Seed, Workers,
+// Label and Axes; Finish sets the others. names are the groups', by the number that Add had; groups without rows are left out.
 //
 // With random and mod, groups do not matter for the division.
 func (w *Writer) Finish(h *Header, names []string) error {
@@ -137,33 +140,42 @@ func natural(a, b string) int {
 	return cmp.Compare(a, b)
 }
 
+var starts = map[string]data.Start{"rotate": data.Rotate, "first": data.First}
+
+// CheckHow checks How and Start.
+func (h *Header) CheckHow() error {
+	if _, ok := starts[h.Start]; !ok {
+		return fmt.Errorf("start %q: use rotate or first", h.Start)
+	}
+	if !slices.Contains([]string{"random", "mod", "stratified", "aware"}, h.How) {
+		return fmt.Errorf("a division %q: use random, mod, stratified or aware", h.How)
+	}
+	return nil
+}
+
 // dealing returns the worker of each row, or data.Everyone, after it has checked the header.
 func (h *Header) dealing() (func(row uint64, p data.Place) int, error) {
+	if err := h.CheckHow(); err != nil {
+		return nil, err
+	}
 	if shares := h.Workers * len(h.Groups); h.Workers > MaxWorkers || shares > MaxShares {
 		return nil, fmt.Errorf("%d groups for %d workers: at most %d workers, and %d as a product. Is %q a column of classes?",
 			len(h.Groups), h.Workers, MaxWorkers, MaxShares, h.Label)
 	}
-	start, ok := map[string]data.Start{"rotate": data.Rotate, "first": data.First}[h.Start]
-	if !ok {
-		return nil, fmt.Errorf("start %q: use rotate or first", h.Start)
+	sizes := h.sizes()
+	if h.How == "random" || h.How == "mod" {
+		sizes = data.Sizes{h.Rows}
 	}
-	whole, err := data.NewDeal(data.Sizes{h.Rows}, h.Workers, start, false, h.Seed)
-	if err != nil {
+	d, err := data.NewDeal(sizes, h.Workers, starts[h.Start], h.How == "aware", h.Seed)
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	switch h.How {
-	case "random":
-		return func(row uint64, _ data.Place) int { return whole.Worker(data.Place{Index: row}) }, nil
-	case "mod":
+	case h.How == "random":
+		return func(row uint64, _ data.Place) int { return d.Worker(data.Place{Index: row}) }, nil
+	case h.How == "mod":
 		return func(row uint64, _ data.Place) int { return int(row % uint64(h.Workers)) }, nil
-	case "stratified", "aware":
-		d, err := data.NewDeal(h.sizes(), h.Workers, start, h.How == "aware", h.Seed)
-		if err != nil {
-			return nil, err
-		}
-		return func(_ uint64, p data.Place) int { return d.Worker(p) }, nil
 	}
-	return nil, fmt.Errorf("a division %q: use random, mod, stratified or aware", h.How)
+	return func(_ uint64, p data.Place) int { return d.Worker(p) }, nil
 }
 
 // division is a manifest that is written.

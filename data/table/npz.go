@@ -66,10 +66,20 @@ func openArray(f *zip.File) (*array, error) {
 	if err != nil {
 		return nil, unusable("array %q: %w", f.Name, err)
 	}
-	a := &array{Closer: r, name: f.Name, order: binary.LittleEndian, r: bufio.NewReaderSize(r, 1<<16)}
-	if a.h, err = npy.Read(a.r); err != nil {
-		return nil, unusable("array %q: %w", f.Name, err)
+	a, err := newArray(f.Name, bufio.NewReaderSize(r, 1<<16))
+	if err != nil {
+		return nil, err
 	}
+	a.Closer = r
+	return a, nil
+}
+
+func newArray(name string, r *bufio.Reader) (*array, error) {
+	h, err := npy.Read(r)
+	if err != nil {
+		return nil, unusable("array %q: %w", name, err)
+	}
+	a := &array{name: name, h: h, order: binary.LittleEndian, r: r}
 	if a.h.Order == '>' {
 		a.order = binary.BigEndian
 	}

@@ -27,6 +27,7 @@ func unusable(format string, args ...any) error {
 }
 
 const (
+	numpy        = "\x93NUMPY" // begins an .npy file
 	batchRows    = 1024
 	batchNumbers = 1 << 17
 	maxLabel     = 256 // bytes
@@ -103,7 +104,7 @@ func (t *Table) open() (err error) {
 		t.from, err = openNPZ(t.file, size)
 	case bytes.HasPrefix(first[:], []byte("PAR1")):
 		t.from, err = openParquet(t.file, size)
-	case string(first[:]) == "\x93NUMPY":
+	case string(first[:]) == numpy:
 		return unusable("it is one array: numpy.savez writes an NPZ file, with the label and the features")
 	case bytes.HasPrefix(first[:], []byte("\x1f\x8b")):
 		return unusable("it is compressed by gzip: gunzip makes CSV of it")
@@ -119,6 +120,25 @@ func (t *Table) Columns() (names []string) {
 		names = append(names, c.name)
 	}
 	return names
+}
+
+// Name returns the file's name without its folder.
+func (t *Table) Name() string { return filepath.Base(t.file.Name()) }
+
+// Width returns the numbers of a row.
+func (t *Table) Width(want Want) (int, error) {
+	_, features, err := t.choose(want)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", t.file.Name(), err)
+	}
+	return t.width(features), nil
+}
+
+func (t *Table) width(features []int) (n int) {
+	for _, c := range features {
+		n += t.from.columns()[c].width
+	}
+	return n
 }
 
 // Close closes the file.
@@ -158,10 +178,7 @@ func (t *Table) Read(want Want, f func(*Batch) error) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", t.file.Name(), err)
 	}
-	b := &Batch{}
-	for _, c := range features {
-		b.Width += t.from.columns()[c].width
-	}
+	b := &Batch{Width: t.width(features)}
 	var failed error
 	err = t.from.read(label, features, b, func() error {
 		if failed = t.check(b, label, features); failed != nil {

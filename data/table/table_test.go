@@ -336,6 +336,49 @@ func TestSumsAreOfTheWholeFile(t *testing.T) {
 	}
 }
 
+func TestLabelsAreReadFromLinesAndArrays(t *testing.T) {
+	dir := t.TempDir()
+	ints := func(shape ...uint64) []byte {
+		h := npy.Header{Order: '<', Kind: 'i', Size: 2, Shape: shape}
+		return h.Bytes()
+	}
+	var lines, array bytes.Buffer
+	var want []string
+	array.Write(ints(batchRows + 2))
+	for i := range int16(batchRows + 2) {
+		fmt.Fprintf(&lines, "%d\r\n", i-5)
+		binary.Write(&array, binary.LittleEndian, i-5)
+		want = append(want, fmt.Sprint(i-5))
+	}
+	for name, c := range map[string]struct {
+		raw  []byte
+		want []string
+		err  string
+	}{
+		"lines": {lines.Bytes(), want, ""}, "array": {array.Bytes(), want, ""}, "no end": {[]byte("a\nb"), []string{"a", "b"}, ""},
+		"short": {array.Bytes()[:array.Len()-1], nil, "from row 1024 on: unexpected EOF"}, "empty": {nil, nil, "it is empty"},
+		"gap": {[]byte("a\n\nb\n"), nil, "row 1 has no label"}, "table": {ints(2, 3), nil, "one of one dimension"},
+		"long": {bytes.Repeat([]byte("x"), 1<<17), nil, "too long"}, "none": {ints(0), nil, "it is empty"},
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, c.raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		err := ReadLabels(path, func(l []string) error { got = append(got, l...); return nil })
+		if c.err == "" && (err != nil || !slices.Equal(got, c.want)) {
+			t.Errorf("%s: %d labels, not %d: %v", name, len(got), len(c.want), err)
+		}
+		if c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err) || !strings.Contains(err.Error(), path)) {
+			t.Errorf("%s: %v, which does not have %q", name, err, c.err)
+		}
+	}
+	stop := errors.New("stop")
+	if err := ReadLabels(filepath.Join(dir, "lines"), func([]string) error { return stop }); !errors.Is(err, stop) {
+		t.Error(err)
+	}
+}
+
 // What f returns ends the reading, as it is.
 func TestReadingEndsWithTheCallersError(t *testing.T) {
 	rows := make([]row, 5000)
@@ -374,6 +417,7 @@ func FuzzRead(f *testing.F) {
 			return
 		}
 		defer table.Close()
+		_ = ReadLabels(table.file.Name(), func([]string) error { return nil })
 		for _, label := range append(table.Columns()[:min(3, len(table.Columns()))], "") {
 			_ = table.Read(Want{Label: label, Features: label != ""}, func(b *Batch) error {
 				if b.Rows < 1 || len(b.X) != b.Rows*b.Width || label != "" && len(b.Labels) != b.Rows || b.Row > 1e6 {
