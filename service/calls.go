@@ -11,6 +11,7 @@ import (
 	"github.com/rackweave/rackweave/service/api/apiconnect"
 	"github.com/rackweave/rackweave/service/checkpoint"
 	"github.com/rackweave/rackweave/service/job"
+	"github.com/rackweave/rackweave/service/observe"
 	"github.com/rackweave/rackweave/service/rpc"
 )
 
@@ -36,7 +37,13 @@ func (s *Service) serveCalls() {
 	mountOf(s, apiconnect.JobServiceRegisterProcedure, maxMessageBytes, active((*job.Member).Register))
 	mountOf(s, apiconnect.JobServiceBarrierProcedure, 4<<10, active((*job.Member).Barrier))
 	mountOf(s, apiconnect.JobServiceAcceptCodecsProcedure, 4<<10, active((*job.Member).AcceptCodecs))
-	mountOf(s, apiconnect.JobServiceReportLossProcedure, 4<<10, active((*job.Member).ReportLoss))
+	observer := observe.Server{
+		Running: s.running,
+		Losses:  func(j *job.Job, losses []float64) error { return s.data.Losses(dealt{j}, losses) },
+	}
+	mount(s, apiconnect.JobServiceReportLossProcedure, rule{ofObserver, 2 << 20}, observer.Report)
+	s.handle(apiconnect.JobServiceCaptureProcedure, rule{ofObserver, 4 << 10},
+		connect.NewServerStreamHandlerSimple(apiconnect.JobServiceCaptureProcedure, observer.Capture, s.callOptions()...))
 	mountOf(s, apiconnect.JobServiceSaveProcedure, 64<<10, ofState(s, (*checkpoint.State).Save))
 	mountOf(s, apiconnect.JobServiceRestoreProcedure, 64<<10, ofState(s, (*checkpoint.State).Restore))
 	mountOf(s, apiconnect.JobServiceReadStateProcedure, 4<<10, ofState(s, (*checkpoint.State).ReadState))

@@ -4,6 +4,7 @@
 //	rpc         errors, names and deadlines of calls
 //	engine      devices and the aggregating engines on them
 //	job         jobs and members: joining, registration, barriers
+//	observe     parameters of running jobs, for evaluators
 //	checkpoint  saved and retained state
 //	cluster     the racks of a job
 //	data        rows of training sets for the workers of jobs

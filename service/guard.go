@@ -33,6 +33,7 @@ const (
 	ofAnyone
 	ofRack // an aggregator, whose seal the call checks
 	ofMember
+	ofObserver // a member, or a caller with the token of a job
 	ofAdmin
 )
 
@@ -166,6 +167,8 @@ func (s *Service) mayCall(c *job.Caller, r *http.Request, of need) *refusal {
 	switch {
 	case of == ofMember && c.Member == nil:
 		return &refusal{"session", connect.NewError(connect.CodeUnauthenticated, errNoSession)}
+	case of == ofObserver && c.Member == nil && !s.jobs.Observed(c):
+		return &refusal{"token", connect.NewError(connect.CodePermissionDenied, errNoJob)}
 	case of == ofAdmin && !c.Admin:
 		return &refusal{"admin", connect.NewError(connect.CodePermissionDenied, errNotAdmin)}
 	}
@@ -237,6 +240,7 @@ var (
 		"; it has ended, or the aggregator was restarted, if it was that: join again")
 	errNoToken = errors.New("no token that is known here: give the job's, of rackweave token make JOB on this host, or the admin's: " +
 		"by --token-file, RACKWEAVE_TOKEN, or Authorization: Bearer TOKEN")
+	errNoJob      = errors.New("no job here has this token: give that of a job that runs, or the admin's")
 	errBusyMember = errors.New("the worker has as many calls under way as it may: wait for some")
 	errNotAdmin   = errors.New("only for the admin: give the admin's token, or call as the aggregator's user over its Unix socket")
 )

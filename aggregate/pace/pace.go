@@ -287,10 +287,19 @@ func (p *Gate) spares() bool {
 	return lost < most
 }
 
-// Loss passes the validation loss that a worker reports to the policy.
+// Loss passes the validation loss that a worker reports to the policy. A negative rank stands for an observer, for whom any worker
+// does that takes part. If none does, Loss does nothing.
 func (p *Gate) Loss(rank int, value float64, now int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for r := 0; rank < 0; r++ {
+		switch {
+		case r == len(p.workers):
+			return nil
+		case p.runner.Live(r):
+			rank = r
+		}
+	}
 	return p.pass(policy.Event{Kind: policy.Loss, W: rank, At: now, Value: value})
 }
 

@@ -3206,7 +3206,7 @@ type CaptureRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of an observer; empty: the member's.
 	Job string `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	// 0: the next that no chunk has had.
+	// 0: one that no chunk has had, and soon will have. One that some chunk has left behind is refused as out of range.
 	Step          uint32 `protobuf:"varint,2,opt,name=step,proto3" json:"step,omitempty"`
 	TimeoutMs     uint32 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3269,7 +3269,8 @@ type CaptureResponse struct {
 	// In the first answer, with the tensors in the order of registration.
 	Step    uint32    `protobuf:"varint,1,opt,name=step,proto3" json:"step,omitempty"`
 	Tensors []*Tensor `protobuf:"bytes,2,rep,name=tensors,proto3" json:"tensors,omitempty"`
-	// Then: elements of a tensor from an offset on: f32, little-endian. A spread job's aggregator returns those that it has.
+	// Then: elements of a tensor from an offset on: f32, little-endian. A spread job's aggregator returns those that it has. While
+	// the job has not made the step, messages without any tell that the aggregator waits.
 	Tensor        uint32 `protobuf:"varint,3,opt,name=tensor,proto3" json:"tensor,omitempty"`
 	Offset        uint64 `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
 	Data          []byte `protobuf:"bytes,5,opt,name=data,proto3" json:"data,omitempty"`

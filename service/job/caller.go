@@ -36,7 +36,10 @@ func (c *Caller) IsRack(name string) {
 	}
 }
 
-// becomes makes a stranger a member or a rack.
+// IsObserver makes a stranger who has shown a job's token one that is not limited as strangers are.
+func (c *Caller) IsObserver(j *Job) { c.becomes("observer of " + j.Name) }
+
+// becomes makes a stranger a member, a rack or an observer.
 func (c *Caller) becomes(who any) {
 	if c.Call != nil {
 		c.Call.End()

@@ -70,14 +70,16 @@ type activity struct {
 
 // live holds what looks into a running job.
 type live struct {
-	Tracing atomic.Bool   // while the job is traced
-	codecs  *codecControl // if nil, codecs stay
+	Tracing   atomic.Bool   // while the job is traced
+	Capturing atomic.Bool   // while an observer captures its parameters
+	codecs    *codecControl // if nil, codecs stay
 }
 
 // model holds the tensors that a job has registered. It is read-locked to use tensors and locked to add to them, save or restore.
 type model struct {
 	sync.RWMutex
 	Plan     *chunk.Plan
+	Shapes   [][]uint64             // of its tensors
 	Restored atomic.Pointer[uint32] // optimizer steps of the state that was restored last. If nil, none was
 	Turn     atomic.Int32           // how far the state's holder has got that has locked the model
 

@@ -390,18 +390,3 @@ func (m *Member) Barrier(ctx context.Context, r *api.BarrierRequest) (*api.Barri
 	}
 	return &api.BarrierResponse{RestoredStep: m.Job.Model.Restored.Load()}, nil
 }
-
-// ReportLoss tells the job's policy of a loss.
-func (m *Member) ReportLoss(_ context.Context, r *api.ReportLossRequest) (*api.ReportLossResponse, error) {
-	release, err := m.Job.Hold()
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	if g := m.Job.Agg.Gate; g != nil { // other modes are synchronous
-		if err := g.Loss(m.Rank, r.Loss, m.Job.Agg.Now()); err != nil {
-			return nil, rpc.Refuse(connect.CodeFailedPrecondition, "report loss: job %q: %w", m.Job.Name, err)
-		}
-	}
-	return &api.ReportLossResponse{}, nil
-}

@@ -203,6 +203,9 @@ func (j *Job) add(tensors []declared) (*api.RegisterResponse, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), rpc.MaxWait)
 	defer cancel()
+	for i := range tensors {
+		j.Model.Shapes = append(j.Model.Shapes, tensors[i].shape)
+	}
 	if err := j.Agg.AddTensors(ctx, j.Model.Plan, first, specs); err != nil {
 		code := connect.CodeInternal
 		if errors.Is(err, numa.ErrNoMemory) {

@@ -85,6 +85,18 @@ func (t *Table) Find(name string) *Job {
 	return t.jobs[name]
 }
 
+// Observed reports whether a job that forms or runs is the caller's.
+func (t *Table) Observed(by *Caller) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, j := range t.jobs {
+		if by.Owns(j) {
+			return true
+		}
+	}
+	return false
+}
+
 // Session returns the member that has a session, or nil.
 func (t *Table) Session(id string) *Member {
 	t.mu.Lock()

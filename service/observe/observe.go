@@ -1,0 +1,240 @@
+// Package observe serves observers, who look at a running job and do not train: they capture its parameters after a step, evaluate
+// them, and report the losses. An observer has the token of the job, and no rank in it. Members may call, too.
+package observe
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/numa"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/job"
+	"github.com/rackweave/rackweave/service/rpc"
+)
+
+const (
+	// MaxGroups bounds the groups of a report.
+	MaxGroups = 1 << 16
+	// mostData bounds the values of a message, in bytes.
+	mostData = 1 << 20
+	// messageCopies bounds the copies of a message in memory. JSON makes it longer, and is written more than once.
+	messageCopies  = 8
+	heartbeatEvery = time.Second
+	turnWithin     = 5 * time.Second
+)
+
+// Server serves observers.
+type Server struct {
+	// Running returns a job of the caller's that runs.
+	Running func(ctx context.Context, what, name string) (*job.Job, error)
+	// Losses, if not nil, receives the losses of a job's groups.
+	Losses func(j *job.Job, losses []float64) error
+}
+
+type answer = connect.ServerStream[api.CaptureResponse]
+
+// find returns the job that a call is about, and the caller's rank, or -1 for an observer. An observer's connection stops counting
+// as a stranger's.
+func (s *Server) find(ctx context.Context, what, name string) (*job.Job, int, error) {
+	c := job.CallerOf(ctx)
+	if m := c.Member; m != nil && (name == "" || name == m.Job.Name) {
+		return m.Job, m.Rank, m.Active()
+	}
+	j, err := s.Running(ctx, what, name)
+	if err == nil {
+		c.IsObserver(j)
+	}
+	return j, -1, err
+}
+
+// Capture sends the parameters of a job as they were after a step: the step and the tensors, and once all chunks have had it, the
+// values. The wait for the step ends at the deadline of the call. Meanwhile messages without values are sent.
+func (s *Server) Capture(ctx context.Context, r *api.CaptureRequest, stream *answer) (err error) {
+	j, _, err := s.find(ctx, "capture", r.Job)
+	if err != nil {
+		return err
+	}
+	bounded, cancel := rpc.Bounded(ctx, r.TimeoutMs)
+	defer cancel()
+	if err := turn(bounded, j); err != nil {
+		return err
+	}
+	defer j.Capturing.Store(false)
+	c, head, err := begin(bounded, j, r.Step)
+	if err != nil {
+		return refusal(j, err)
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	if err := stream.Send(head); err != nil {
+		return err
+	}
+	if err := await(bounded, c, stream); err != nil {
+		return refusal(j, err)
+	}
+	return send(j, c, len(head.Tensors), stream)
+}
+
+// turn waits for the end of another capture, which may be one that its caller has abandoned.
+func turn(ctx context.Context, j *job.Job) error {
+	ctx, cancel := context.WithTimeout(ctx, turnWithin)
+	defer cancel()
+	for !j.Capturing.CompareAndSwap(false, true) {
+		select {
+		case <-ctx.Done():
+			return rpc.Refuse(connect.CodeFailedPrecondition, "capture: job %q is captured already: wait until that ends", j.Name)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// begin begins a capture, and returns the first message of the answer.
+func begin(ctx context.Context, j *job.Job, step uint32) (*aggregate.Capture, *api.CaptureResponse, error) {
+	j.Model.RLock()
+	defer j.Model.RUnlock()
+	release, err := j.Hold()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer release()
+	head, plan := &api.CaptureResponse{}, j.Model.Plan
+	cost := j.Agg.CaptureBytes(plan) + messageCopies*mostData
+	for i, shape := range j.Model.Shapes {
+		t := plan.Tensor(i)
+		head.Tensors = append(head.Tensors, &api.Tensor{Name: t.Name, Shape: shape, Dtype: t.DType.String(), Sparse: t.Width > 0})
+		cost += messageCopies * int64(rpc.MessageCost+len(t.Name)+8*len(shape))
+	}
+	if err := j.ChargeCall(ctx, "a capture", cost); err != nil {
+		return nil, nil, err
+	}
+	c, err := j.Agg.Capture(ctx, plan, step)
+	if err != nil {
+		return nil, nil, err
+	}
+	head.Step = c.Step
+	return c, head, nil
+}
+
+// await waits for a capture, and tells the caller so every second.
+func await(ctx context.Context, c *aggregate.Capture, stream *answer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- c.Wait(ctx) }()
+	heartbeat := time.NewTicker(heartbeatEvery)
+	defer heartbeat.Stop()
+	for {
+		select {
+		case err := <-ended:
+			cancel()
+			return err
+		case <-heartbeat.C:
+			if err := stream.Send(&api.CaptureResponse{}); err != nil {
+				cancel()
+				<-ended
+				return err
+			}
+		}
+	}
+}
+
+// send sends the values of the tensors, and no more once the job's account is closed.
+func send(j *job.Job, c *aggregate.Capture, tensors int, stream *answer) error {
+	m := &api.CaptureResponse{Data: make([]byte, 0, mostData)}
+	flush := func() error {
+		select {
+		case <-j.Over:
+			return rpc.Refuse(connect.CodeNotFound, "capture: job %q has ended", j.Name)
+		default:
+		}
+		if len(m.Data) == 0 {
+			return nil
+		}
+		return stream.Send(m)
+	}
+	for t := range tensors {
+		for offset, values := range c.Chunks(t) {
+			for len(values) > 0 {
+				if len(m.Data) == mostData || m.Tensor != uint32(t) || m.Offset+uint64(len(m.Data)/4) != offset {
+					if err := flush(); err != nil {
+						return err
+					}
+					m.Tensor, m.Offset, m.Data = uint32(t), offset, m.Data[:0]
+				}
+				n := min(len(values), (mostData-len(m.Data))/4)
+				m.Data, _ = binary.Append(m.Data, binary.LittleEndian, values[:n]) // never fails
+				values, offset = values[n:], offset+uint64(n)
+			}
+		}
+	}
+	return flush()
+}
+
+// refusal gives the error of a capture a code.
+func refusal(j *job.Job, err error) error {
+	code := connect.CodeInternal
+	switch {
+	case errors.As(err, new(*connect.Error)):
+		return err
+	case errors.Is(err, aggregate.ErrClosed):
+		return rpc.Refuse(connect.CodeNotFound, "capture: job %q has ended", j.Name)
+	case j.Agg.Failure() != nil:
+		select { // the control plane may know the reason a moment later
+		case <-j.Failed:
+			return j.FailureError()
+		case <-time.After(2 * job.ReasonWait):
+			code = connect.CodeAborted
+		}
+	case errors.Is(err, aggregate.ErrPassed):
+		code = connect.CodeOutOfRange
+	case errors.Is(err, aggregate.ErrNoSnapshot) && j.Spec.Mode == aggregate.Aggregate:
+		code = connect.CodeInvalidArgument
+	case errors.Is(err, aggregate.ErrNoSnapshot), errors.Is(err, aggregate.ErrCapturing), errors.Is(err, aggregate.ErrReplaced):
+		code = connect.CodeFailedPrecondition
+	case errors.Is(err, numa.ErrNoMemory):
+		code = connect.CodeResourceExhausted
+	case errors.Is(err, context.DeadlineExceeded):
+		code = connect.CodeDeadlineExceeded
+	case errors.Is(err, context.Canceled):
+		code = connect.CodeCanceled
+	}
+	return connect.NewError(code, err)
+}
+
+// Report tells the job's policy of a loss, and the service that deals its rows of the groups' losses.
+func (s *Server) Report(ctx context.Context, r *api.ReportLossRequest) (*api.ReportLossResponse, error) {
+	j, rank, err := s.find(ctx, "report loss", r.Job)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(r.GroupLosses); n > MaxGroups {
+		return nil, rpc.Refuse(connect.CodeInvalidArgument, "report loss: job %q: %d groups: report at most %d", j.Name, n, MaxGroups)
+	}
+	for i, x := range r.GroupLosses {
+		if !(x >= 0) || math.IsInf(x, 1) {
+			return nil, rpc.Refuse(connect.CodeInvalidArgument,
+				"report loss: job %q: loss %v of group %d: use a finite number of at least 0, and 0 for a group that was not evaluated", j.Name, x, i)
+		}
+	}
+	release, err := j.Hold()
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if g := j.Agg.Gate; g != nil { // other modes are synchronous
+		if err := g.Loss(rank, r.Loss, j.Agg.Now()); err != nil {
+			return nil, rpc.Refuse(connect.CodeFailedPrecondition, "report loss: job %q: %w", j.Name, err)
+		}
+	}
+	if s.Losses != nil && len(r.GroupLosses) > 0 {
+		if err := s.Losses(j, r.GroupLosses); err != nil {
+			return nil, rpc.Refuse(connect.CodeInvalidArgument, "report loss: job %q: %w", j.Name, err)
+		}
+	}
+	return &api.ReportLossResponse{}, nil
+}

@@ -1,0 +1,137 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/rackweave/rackweave/client"
+	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/api/apiconnect"
+	"github.com/rackweave/rackweave/service/job"
+	"github.com/rackweave/rackweave/service/quota"
+	"github.com/rackweave/rackweave/verbs"
+)
+
+// observed returns a service with a job of one worker, and an observer's calls.
+func observed(t *testing.T, elems uint64) (*Service, *job.Job, *client.Worker, apiconnect.JobServiceClient) {
+	t.Helper()
+	s := start(t, Options{Listen: "127.0.0.1:0", Cores: 1})
+	w, err := client.Join(t.Context(), client.Config{Server: s.URL(), Job: "j", Token: "secret", Workers: 1, Mode: "eager",
+		Optimizer: "sgd_torch", Provider: verbs.ProviderTCP})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() }) // its job may have failed
+	if err := w.Register(t.Context(), []client.Tensor{{Name: "w", Shape: []uint64{elems}}}); err != nil {
+		t.Fatal(err)
+	}
+	return s, s.jobs.Find("j"), w, withToken(t, s, "secret")
+}
+
+func withToken(t *testing.T, s *Service, token string) apiconnect.JobServiceClient {
+	h := &http.Client{Transport: &http.Transport{}}
+	t.Cleanup(h.CloseIdleConnections)
+	return apiconnect.NewJobServiceClient(h, s.URL(), api.Identify(func() string { return "" }, token))
+}
+
+func codeOf(err error) connect.Code {
+	c := new(connect.Error)
+	errors.As(err, &c)
+	return c.Code()
+}
+
+func used(j *job.Job) int64 { return j.Account.Used()[quota.Memory] }
+
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal(what)
+		}
+	}
+}
+
+// A capture is charged before it begins, and gives everything back when its caller has gone.
+func TestACaptureIsChargedAndGivesBack(t *testing.T) {
+	s, j, w, rpc := observed(t, 1<<20)
+	before := used(j)
+	ctx, leave := context.WithCancel(t.Context())
+	stream, err := rpc.Capture(ctx, &api.CaptureRequest{Job: "j"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !stream.Receive() || stream.Msg().Step != 2 || len(stream.Msg().Tensors) != 1 {
+		t.Fatalf("the answer begins with %v, error %v", stream.Msg(), stream.Err())
+	}
+	if got := used(j) - before; got < 4<<20 {
+		t.Errorf("a capture of 4 MiB is charged %d bytes", got)
+	}
+	if !stream.Receive() || len(stream.Msg().Data) > 0 { // tells that the aggregator waits
+		t.Errorf("then comes %v, error %v", stream.Msg(), stream.Err())
+	}
+	leave()
+	eventually(t, "the capture goes on without its caller", func() bool { return !j.Capturing.Load() && used(j) == before })
+	stream.Close()
+
+	s.TakeAway(quota.Memory, (j.Account.Limit(quota.Memory)-used(j))/7*8-1<<20) // a job leaves an eighth to others
+	stream, err = rpc.Capture(t.Context(), &api.CaptureRequest{Job: "j"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	if stream.Receive() || codeOf(stream.Err()) != connect.CodeResourceExhausted || !strings.Contains(stream.Err().Error(), "quota") {
+		t.Errorf("a capture without room for it: %v, error %v", stream.Msg(), stream.Err())
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestACaptureEndsWithItsJob(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		end  func(*testing.T, *job.Job, *client.Worker)
+		want connect.Code
+	}{
+		{"the workers leave", func(t *testing.T, _ *job.Job, w *client.Worker) {
+			if err := w.Close(); err != nil {
+				t.Error(err)
+			}
+		}, connect.CodeNotFound},
+		{"the job fails", func(_ *testing.T, j *job.Job, _ *client.Worker) { j.Agg.Fail(0, errors.New("its disk is full")) },
+			connect.CodeAborted},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, j, w, rpc := observed(t, 1000)
+			stream, err := rpc.Capture(t.Context(), &api.CaptureRequest{Job: "j"})
+			if err != nil || !stream.Receive() {
+				t.Fatal(err, stream.Err())
+			}
+			defer stream.Close()
+			tc.end(t, j, w)
+			for stream.Receive() {
+			}
+			if codeOf(stream.Err()) != tc.want {
+				t.Errorf("error %v, want code %v", stream.Err(), tc.want)
+			}
+		})
+	}
+}
+
+func TestOnlyObserversMaySendLongReports(t *testing.T) {
+	s, _, _, rpc := observed(t, 1000)
+	report := &api.ReportLossRequest{Job: "j", GroupLosses: make([]float64, 1<<16)}
+	_, err := withToken(t, s, "another").ReportLoss(t.Context(), report)
+	if codeOf(err) != connect.CodePermissionDenied || !strings.Contains(err.Error(), "no job here has this token") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := rpc.ReportLoss(t.Context(), report); err != nil {
+		t.Error(err)
+	}
+}
