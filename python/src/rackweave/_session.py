@@ -11,6 +11,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from . import _codecs, _joining, _lib, _open, _rejoin, _trace
@@ -63,6 +64,7 @@ class Session:
         self.settings, self.job, self.mode = settings, job, mode
         self._asked: Dict[str, Any] = {"mode": mode, "optimizer": optimizer, "hyper": dict(hyper or {}), "policy": policy}
         self._asked.update(compress=compress, as_is=as_is)
+        self.before_barriers: "weakref.WeakSet[Any]" = weakref.WeakSet()  # samplers, which they flush
         self._declared: List[Tensor] = []
         self.names: List[str] = []
         self._bytes: List[int] = []
@@ -299,6 +301,8 @@ class Session:
         self._barrier(name)
 
     def _barrier(self, name: str) -> Dict[str, Any]:
+        for sampler in list(self.before_barriers):
+            sampler.flush()
         return self._call("Barrier", {"name": name, "timeoutMs": ms(self.settings.timeout)}, self.settings.timeout)
 
     def set_policy(self, policy: str) -> str:
@@ -549,6 +553,9 @@ class Session:
         """Leaves the job. With a reason, or with operations in flight, the job fails at every rank."""
         if os.getpid() != self._pid:
             return
+        for sampler in list(self.before_barriers):
+            with contextlib.suppress(Error):
+                sampler.close()
         with self._lock:
             if self._native is None:
                 return
