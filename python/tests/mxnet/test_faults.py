@@ -21,9 +21,9 @@ def aggregator():
         yield a
 
 
-def workers(name, address, *args, n=2, **env):
-    """Starts processes that run a function of programs/faults.py, which only they import."""
-    function = types.SimpleNamespace(__module__="faults", __name__=name)
+def workers(name, address, *args, n=2, module="faults", **env):
+    """Starts processes that run a function of a module of programs, which only they import."""
+    function = types.SimpleNamespace(__module__=module, __name__=name)
     return rack.Workers(function, n, address, args, {**ENVIRONMENT, **env}, "mxnet")
 
 
