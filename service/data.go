@@ -42,6 +42,15 @@ func (d dealt) Over() bool {
 	}
 }
 
+// progress implements [checkpoint.Progress].
+type progress struct{ *data.Server }
+
+func (p progress) States(j *job.Job) ([]*api.DataState, error) { return p.Server.States(dealt{j}) }
+
+func (p progress) Restore(j *job.Job, states []*api.DataState) error {
+	return p.Server.Restore(dealt{j}, j.Name, states)
+}
+
 // ofData calls the server of rows for a member.
 func ofData[Q, A any](s *Service, call func(*data.Server, *data.Caller, *Q) (*A, error)) callOf[*job.Member, Q, A] {
 	return active(func(m *job.Member, ctx context.Context, r *Q) (*A, error) {

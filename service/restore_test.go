@@ -1,15 +1,20 @@
 package service
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
+
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service/api"
+	"github.com/rackweave/rackweave/service/api/apiconnect"
 	"github.com/rackweave/rackweave/service/checkpoint"
 	"github.com/rackweave/rackweave/service/job"
 	"github.com/rackweave/rackweave/verbs"
@@ -133,5 +138,66 @@ func TestARestoreIsRefusedWholeOrEndsTheJob(t *testing.T) {
 				t.Error("the next restore left other parameters")
 			}
 		})
+	}
+}
+
+// What was applied before a save is never dealt again, and what was dealt since is.
+func TestCheckpointsHoldTheProgressOfSets(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s, w := trainAlone(t, ctx, 8)
+	session := s.jobs.Find("j").Members[0].Session
+	d := apiconnect.NewDataServiceClient(http.DefaultClient, s.URL(), api.Identify(func() string { return session }, ""))
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	open := func(set string) *api.OpenDataResponse {
+		t.Helper()
+		r, err := d.Open(ctx, &api.OpenDataRequest{Set: set, Rows: 10, Batch: 3, Seed: 5})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	next := func(set string, seq, epoch, done uint64) []byte {
+		t.Helper()
+		r, err := d.Next(ctx, &api.NextRowsRequest{Set: set, Seq: seq, Epoch: epoch, Done: done})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Rows
+	}
+	open("train")
+	for seq := uint64(1); seq <= 4; seq++ {
+		next("train", seq, 0, seq-1)
+	}
+	next("train", 5, 0, 4) // the end
+	next("train", 6, 1, 5)
+	second := next("train", 7, 1, 6)
+	if _, err := w.Save(ctx, "c"); err != nil {
+		t.Fatal(err)
+	}
+	third := next("train", 8, 1, 7)
+	open("late")
+	next("late", 1, 0, 0)
+	next("late", 0, 0, 1)
+	for range 2 {
+		if err := w.Restore(ctx, "c"); err != nil {
+			t.Fatal(err)
+		}
+		_, err := d.Next(ctx, &api.NextRowsRequest{Set: "train", Seq: 9, Epoch: 1})
+		if connect.CodeOf(err) != connect.CodeAborted || !strings.Contains(err.Error(), "restored from a checkpoint: open the set again") {
+			t.Errorf("a batch after the restore: %v", err)
+		}
+		if state, err := s.data.States(dealt{s.jobs.Find("j")}); err != nil || len(state) != 1 || state[0].Cursor != 3 {
+			t.Errorf("progress %v (%v), want that of the checkpoint before sets are open", state, err)
+		}
+		if r := open("train"); r.Epoch != 1 {
+			t.Errorf("opened in epoch %d, want that of the checkpoint", r.Epoch)
+		}
+		if a, b := next("train", 1, 1, 0), next("train", 2, 1, 1); !bytes.Equal(a, second) || !bytes.Equal(b, third) {
+			t.Errorf("rows %x and %x after the restore, %x and %x before", a, b, second, third)
+		}
+		if r := open("late"); r.Epoch != 0 || len(next("late", 1, 0, 0)) != 24 {
+			t.Errorf("a set that the checkpoint lacks does not begin: %v", r)
+		}
 	}
 }

@@ -68,9 +68,9 @@ func New(o Options) (s *Service, err error) {
 	s = &Service{
 		opts: o, log: o.Log, mux: http.NewServeMux(), start: time.Now(), closing: make(chan struct{}), drained: make(chan struct{}),
 		refusals: refusals, door: door.New(door.Default(), refusals.Count), rules: map[string]rule{},
-		states: checkpoint.NewStore(o.CheckpointDir, o.Log, racksOf), engines: &engine.Set{},
-		data: data.NewServer(data.Config{Dir: o.DataDir}),
+		data: data.NewServer(data.Config{Dir: o.DataDir}), engines: &engine.Set{},
 	}
+	s.states = checkpoint.NewStore(o.CheckpointDir, o.Log, racksOf, progress{s.data})
 	s.http, s.closeOnce = s.server(), sync.OnceValue(s.close)
 	defer func() {
 		if err != nil {

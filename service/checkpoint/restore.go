@@ -76,6 +76,9 @@ func (s *State) read(ctx context.Context, call *api.RestoreRequest, path string)
 		updates[t] = h.Tensors[i].Updates
 	}
 	err = s.rewrite(ctx, snap, order, updates, path, func(_ []aggregate.Piece, data []float32) error { return r.Read(data) })
+	if err == nil && s.Spec.Part == 0 {
+		err = s.store.Data.Restore(s.Job, h.Data)
+	}
 	if err != nil {
 		return 0, err
 	}

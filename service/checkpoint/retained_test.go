@@ -14,7 +14,7 @@ import (
 func TestKeptStatesGiveWayOnlyWhereThatIsEnough(t *testing.T) {
 	l := quota.New(quota.Amounts{quota.Memory: 1000})
 	log := slog.New(slog.DiscardHandler)
-	s := NewStore("", log, nil)
+	s := NewStore("", log, nil, nil)
 	jobs := &job.Table{Config: job.Config{Retainer: s, Refused: func(string) {}}}
 	for i, name := range []string{"a", "b", "c"} {
 		k := &retained{Tenant: job.Tenant{Job: name}, state: &aggregate.Retained{}, account: l.Open(nil),
@@ -43,7 +43,7 @@ func TestKeptStatesGiveWayOnlyWhereThatIsEnough(t *testing.T) {
 }
 
 func TestWhatIsKeptOfAJobStaysWhenAnotherTokensJobOfItsNameFails(t *testing.T) {
-	s := NewStore("", slog.New(slog.DiscardHandler), nil)
+	s := NewStore("", slog.New(slog.DiscardHandler), nil, nil)
 	mine, theirs := job.Tenant{Job: "j", Token: "mine"}, job.Tenant{Job: "j", Token: "theirs"}
 	for _, of := range []job.Tenant{mine, theirs} {
 		s.retain(&retained{Tenant: of, state: &aggregate.Retained{}, account: quota.New(nil).Open(nil)})

@@ -170,6 +170,11 @@ func (s *State) header(ctx context.Context, snap *model) (*api.CheckpointHeader,
 		SavedUnix: time.Now().Unix(),
 	}
 	h.Racks, h.OuterRule = s.outerRacks()
+	if s.Spec.Part == 0 {
+		if h.Data, err = s.store.Data.States(s.Job); err != nil {
+			return nil, err
+		}
+	}
 	if s.spread() {
 		hash := s.Model.Plan.Hash()
 		h.Part, h.Parts, h.Plan = uint32(s.Spec.Part), uint32(s.Spec.Parts), hash[:]

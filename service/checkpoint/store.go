@@ -23,14 +23,23 @@ type Store struct {
 	dir   string // If empty, the aggregator has no checkpoints.
 	log   *slog.Logger
 	Racks func(*job.Job) Racks // returns the racks of a job
+	Data  Progress
 
 	mu       sync.Mutex
 	retained map[job.Tenant]*retained
 }
 
+// Progress is how far jobs have come in their training sets, which checkpoints hold beside the model.
+type Progress interface {
+	// States returns the progress of a job's sets.
+	States(j *job.Job) ([]*api.DataState, error)
+	// Restore lets a job's sets go on from states. Sets without one begin.
+	Restore(j *job.Job, states []*api.DataState) error
+}
+
 // NewStore returns a store of checkpoints in a directory, without states of failed jobs.
-func NewStore(dir string, log *slog.Logger, racks func(*job.Job) Racks) *Store {
-	return &Store{dir: dir, log: log, Racks: racks, retained: map[job.Tenant]*retained{}}
+func NewStore(dir string, log *slog.Logger, racks func(*job.Job) Racks, data Progress) *Store {
+	return &Store{dir: dir, log: log, Racks: racks, Data: data, retained: map[job.Tenant]*retained{}}
 }
 
 // Of returns a job's state.
