@@ -26,6 +26,16 @@ func Status(ctx context.Context, c Config) (status *api.StatusResponse, err erro
 	return status, err
 }
 
+// DataStatus asks an aggregator, or a service beside one, how far jobs have come in their training sets. It uses the configuration
+// as Status does.
+func DataStatus(ctx context.Context, c Config) (status *api.DataStatusResponse, err error) {
+	err = ask(ctx, c, "data status", func(ctx context.Context, a *membership.Aggregator) (err error) {
+		status, err = a.Data.Status(ctx, &api.DataStatusRequest{})
+		return err
+	})
+	return status, err
+}
+
 // OfCluster reports whether an aggregator is that of a rack in a cluster, whose racks' workers may be of one job. Everybody may
 // ask. It uses Server, CA and Timeout of the configuration.
 func OfCluster(ctx context.Context, c Config) (is bool, err error) {
@@ -125,6 +135,11 @@ func Trace(ctx context.Context, c Config, d time.Duration, events int) (trace *a
 
 // control makes a call that is not a worker's.
 func control(ctx context.Context, c Config, what string, call func(context.Context, apiconnect.JobServiceClient) error) error {
+	return ask(ctx, c, what, func(ctx context.Context, a *membership.Aggregator) error { return call(ctx, a.RPC) })
+}
+
+// ask calls an aggregator, or a service beside one, that no worker has joined.
+func ask(ctx context.Context, c Config, what string, call func(context.Context, *membership.Aggregator) error) error {
 	if err := c.complete(); err != nil {
 		return err
 	}
@@ -140,7 +155,7 @@ func control(ctx context.Context, c Config, what string, call func(context.Conte
 	defer a.Close()
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	if err := call(ctx, a.RPC); err != nil {
+	if err := call(ctx, a); err != nil {
 		return fmt.Errorf("%s of %s: %w", what, c.Server, a.Classify(err))
 	}
 	return nil

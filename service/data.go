@@ -1,9 +1,12 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -65,15 +68,79 @@ func ofData[Q, A any](s *Service, call func(*data.Server, *data.Caller, *Q) (*A,
 		c := &data.Caller{Key: dealt{j}, Job: j.Name, Rank: m.Rank, Workers: j.Spec.Workers, Incarnation: m.Session,
 			Synchronous: j.Spec.Mode != aggregate.Stream,
 			Gone:        func() bool { return m.Active() != nil },
-			Charge: func(bytes int64) (func(), error) {
-				x := quota.Amounts{quota.Memory: bytes}
-				return func() { j.Account.Return(x) }, j.Charge("a training set", x)
+			Account: &data.Account{
+				Set: func(bytes int64) (func(), error) {
+					x := quota.Amounts{quota.Memory: bytes}
+					return func() { j.Account.Return(x) }, j.Charge("a training set", x)
+				},
+				Call: func(bytes int64) error { return j.ChargeCall(ctx, "a batch of rows", bytes) },
 			},
-			ChargeCall: func(bytes int64) error { return j.ChargeCall(ctx, "a batch of rows", bytes) },
 		}
 		out, err := call(s.data, c, r)
 		return out, dataError(err)
 	})
+}
+
+// openBeside opens what deals rows beside an aggregator.
+func openBeside(o *Options) (*data.Beside, error) {
+	timeout := cmp.Or(o.Beside.LeaseTimeout, time.Minute)
+	if timeout < time.Second {
+		return nil, fmt.Errorf("lease timeout of %v: use 1s or more", timeout)
+	}
+	return data.NewBeside(o.DataDir, timeout, o.Beside.Journal, o.Beside.JournalBytes)
+}
+
+// besideBody bounds a call that opens a set beside an aggregator, which any tenant makes.
+const besideBody = 256 << 10
+
+// serveBeside mounts the calls of a service that deals rows alone.
+func serveBeside(s *Service, b *data.Beside) {
+	ledger := s.jobs.Ledger.Open(quota.Amounts{})
+	account := func(ctx context.Context) *data.Account {
+		charge := func(bytes int64) (func(), error) {
+			x := quota.Amounts{quota.Memory: bytes}
+			return func() { ledger.Return(x) }, ledger.Charge(x)
+		}
+		return &data.Account{Set: charge, Call: func(bytes int64) error {
+			giveBack, err := charge(bytes)
+			if err == nil {
+				job.CallerOf(ctx).Owe(giveBack)
+			}
+			return err
+		}}
+	}
+	mount(s, apiconnect.DataServiceOpenProcedure, rule{most: besideBody},
+		func(ctx context.Context, r *api.OpenDataRequest) (*api.OpenDataResponse, error) {
+			if err := mayOpen(ctx, s, r.Job); err != nil {
+				return nil, err
+			}
+			out, err := b.Open(r, account(ctx))
+			return out, dataError(err)
+		})
+	mount(s, apiconnect.DataServiceNextProcedure, rule{},
+		func(ctx context.Context, r *api.NextRowsRequest) (*api.NextRowsResponse, error) {
+			out, err := b.Next(job.CallerOf(ctx).Dealt, r, account(ctx))
+			return out, dataError(err)
+		})
+	mount(s, apiconnect.DataServiceStateProcedure, rule{},
+		func(ctx context.Context, r *api.DataStateRequest) (*api.DataStateResponse, error) {
+			out, err := b.State(job.CallerOf(ctx).Dealt, r)
+			return out, dataError(err)
+		})
+	mount(s, apiconnect.DataServiceStatusProcedure, rule{},
+		func(ctx context.Context, _ *api.DataStatusRequest) (*api.DataStatusResponse, error) {
+			return &api.DataStatusResponse{Sets: b.Status(func(name string) bool { return mayOpen(ctx, s, name) == nil })}, nil
+		}, connect.WithIdempotency(connect.IdempotencyNoSideEffects))
+}
+
+// mayOpen refuses a caller without the token of a job.
+func mayOpen(ctx context.Context, s *Service, name string) error {
+	by := job.CallerOf(ctx)
+	p, err := s.policy(name, by)
+	if err == nil && p.Token != "" && !by.Admin && !rpc.Equal(by.Token, p.Token) {
+		err = rpc.Refuse(connect.CodePermissionDenied, "job %q: wrong token", name)
+	}
+	return err
 }
 
 // dataError gives an error of the server of rows a code.

@@ -1,11 +1,17 @@
 package service_test
 
 import (
+	"bytes"
+	"context"
 	"encoding/binary"
+	"fmt"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -148,5 +154,113 @@ func TestSetsAreRefusedByName(t *testing.T) {
 	}
 	if _, err := d.Next(within(t), &api.NextRowsRequest{Set: "other", Seq: 1}); connect.CodeOf(err) != connect.CodeNotFound {
 		t.Errorf("a batch of a set that nobody opened: %v", err)
+	}
+}
+
+func TestAServiceBesideDealsRowsAlone(t *testing.T) {
+	journal := filepath.Join(t.TempDir(), "journal")
+	var session string
+	var first []byte
+	for life := range 2 {
+		s, _ := serve(t, service.Options{Beside: &service.Beside{Journal: journal, JournalBytes: 1 << 20}, Providers: []string{}})
+		if life == 0 {
+			d := overHTTP(t, s, "", "")
+			opened, err := d.Open(within(t), &api.OpenDataRequest{Job: "j", Workers: 2, Incarnation: "a", Rows: 10, Batch: 4})
+			if err != nil {
+				t.Fatal(err)
+			}
+			session = opened.Session
+		}
+		d := overHTTP(t, s, session, "")
+		_, err := overHTTP(t, s, "nobody", "").Next(within(t), &api.NextRowsRequest{Seq: 1})
+		if connect.CodeOf(err) != connect.CodeAborted {
+			t.Errorf("a batch for nobody: %v", err)
+		}
+		r, err := d.Next(within(t), &api.NextRowsRequest{Seq: 1})
+		if err != nil || len(r.Rows) != 32 || life > 0 && !bytes.Equal(r.Rows, first) {
+			t.Errorf("life %d: rows %d (%v), want %d", life, numbers(r.GetRows()), err, numbers(first))
+		}
+		first = r.GetRows()
+		status, err := d.Status(within(t), &api.DataStatusRequest{})
+		if err != nil || len(status.Sets) != 1 || status.Sets[0].Job != "j" || status.Sets[0].Dealt[0] != 4 {
+			t.Errorf("status %v (%v)", status, err)
+		}
+		if _, err := s.Join(within(t), &api.JoinRequest{Job: "j", Workers: 1, Rank: -1, TimeoutMs: 1}); err == nil {
+			t.Error("a worker joins a job of a service that has no engines")
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// overHTTP returns a client over a connection.
+func overHTTP(t testing.TB, s *service.Service, session, token string) apiconnect.DataServiceClient {
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	return apiconnect.NewDataServiceClient(&http.Client{Transport: transport}, s.URL(),
+		api.Identify(func() string { return session }, token))
+}
+
+func TestAServiceBesideAsksForTheTokensOfJobs(t *testing.T) {
+	s, _ := serve(t, service.Options{Beside: &service.Beside{}, Jobs: map[string]string{"j": "secret"}, Providers: []string{}})
+	open := &api.OpenDataRequest{Job: "j", Workers: 1, Incarnation: "a", Rows: 10, Batch: 4}
+	if _, err := overHTTP(t, s, "", "guess").Open(within(t), open); connect.CodeOf(err) != connect.CodePermissionDenied {
+		t.Errorf("another's token: %v", err)
+	}
+	if _, err := overHTTP(t, s, "", "secret").Open(within(t), open); err != nil {
+		t.Error(err)
+	}
+	if status, err := overHTTP(t, s, "", "guess").Status(within(t), &api.DataStatusRequest{}); err != nil || len(status.Sets) > 0 {
+		t.Errorf("the status with another's token: %v (%v)", status, err)
+	}
+	open.Job = "k"
+	if _, err := overHTTP(t, s, "", "secret").Open(within(t), open); connect.CodeOf(err) != connect.CodePermissionDenied {
+		t.Errorf("another job: %v", err)
+	}
+}
+
+// BenchmarkNext has 64 workers, each of which takes a batch for every step of 100 ms.
+func BenchmarkNext(b *testing.B) {
+	for _, journal := range []string{"", filepath.Join(b.TempDir(), "journal")} {
+		b.Run(fmt.Sprintf("workers=64,journal=%v", journal != ""), func(b *testing.B) {
+			const workers, step = 64, 100 * time.Millisecond
+			s, _ := serve(b, service.Options{Beside: &service.Beside{Journal: journal, JournalBytes: 1 << 30}, Providers: []string{}})
+			clients := make([]apiconnect.DataServiceClient, workers)
+			for rank := range clients {
+				opened, err := overHTTP(b, s, "", "").Open(within(b), &api.OpenDataRequest{Job: "j", Workers: workers, Rank: uint32(rank),
+					Incarnation: "a", Rows: 100e6, Batch: 256})
+				if err != nil {
+					b.Fatal(err)
+				}
+				clients[rank] = overHTTP(b, s, opened.Session, "")
+				if _, err := clients[rank].Next(within(b), &api.NextRowsRequest{Seq: 1}); err != nil { // over a connection that stays
+					b.Fatal(err)
+				}
+			}
+			took := make([][]time.Duration, workers)
+			var wg sync.WaitGroup
+			b.ResetTimer()
+			for rank, d := range clients {
+				wg.Go(func() {
+					begin := time.Now().Add(step * time.Duration(rank) / workers)
+					for seq := uint64(2); seq < 2+uint64(b.N); seq++ {
+						time.Sleep(time.Until(begin.Add(step * time.Duration(seq-1))))
+						at := time.Now()
+						if _, err := d.Next(context.Background(), &api.NextRowsRequest{Seq: seq, Done: seq - 1}); err != nil {
+							b.Error(err)
+							return
+						}
+						took[rank] = append(took[rank], time.Since(at))
+					}
+				})
+			}
+			wg.Wait()
+			all := slices.Concat(took...)
+			slices.Sort(all)
+			b.ReportMetric(float64(all[len(all)/2].Microseconds()), "p50-us")
+			b.ReportMetric(float64(all[len(all)*99/100].Microseconds()), "p99-us")
+			b.ReportMetric(100*all[len(all)*99/100].Seconds()/step.Seconds(), "p99-%-of-step")
+		})
 	}
 }

@@ -73,6 +73,9 @@ func (s *Service) identify(r *http.Request) *job.Caller {
 	c.Admin = ownUser(conn) || s.opts.AdminToken != "" && rpc.Equal(c.Token, s.opts.AdminToken)
 	if id := r.Header.Get(api.SessionHeader); id != "" {
 		c.Member = s.jobs.Session(id)
+		if s.beside.Known(id) {
+			c.Dealt = id
+		}
 	}
 	return c
 }
@@ -135,6 +138,10 @@ func (s *Service) count(c *job.Caller, of need) *refusal {
 		c.Owe(func() { c.Member.Calls.Add(-1) })
 		if c.Member.Calls.Add(1) > maxMemberCalls {
 			return &refusal{"member_calls", connect.NewError(connect.CodeResourceExhausted, errBusyMember)}
+		}
+	case c.Dealt != "":
+		if c.Conn != nil {
+			c.Conn.Promote(c.Dealt)
 		}
 	case c.Conn != nil && !c.Admin:
 		if of == ofRack {

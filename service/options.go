@@ -63,9 +63,18 @@ type Options struct {
 
 	CheckpointDir string // empty: Save and Restore are refused
 	DataDir       string // of manifests of training sets. If empty, jobs open sets without
-	AdminToken    string // empty: only this user administers the aggregator, over its Unix socket
-	Version       string // for Status
-	Log           *slog.Logger
+	// The service deals rows, beside an aggregator: it has no engines. If nil, it is an aggregator.
+	Beside     *Beside
+	AdminToken string // empty: only this user administers the aggregator, over its Unix socket
+	Version    string // for Status
+	Log        *slog.Logger
+}
+
+// Beside configures a service that deals rows beside an aggregator.
+type Beside struct {
+	Journal      string        // a file for what is dealt, to go on from. If empty, that is lost with the service
+	JournalBytes int64         // most bytes of it
+	LeaseTimeout time.Duration // between two calls of a worker, after which it is lost. If 0, a minute
 }
 
 // CheckJobName returns why a job cannot have a name.

@@ -184,7 +184,8 @@ func TestCheckpointsHoldTheProgressOfSets(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := d.Next(ctx, &api.NextRowsRequest{Set: "train", Seq: 9, Epoch: 1})
-		if connect.CodeOf(err) != connect.CodeAborted || !strings.Contains(err.Error(), "restored from a checkpoint: open the set again") {
+		if want := "restored from a checkpoint: open the set again"; connect.CodeOf(err) != connect.CodeAborted ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("a batch after the restore: %v", err)
 		}
 		if state, err := s.data.States(dealt{s.jobs.Find("j")}); err != nil || len(state) != 1 || state[0].Cursor != 3 {

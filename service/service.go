@@ -47,7 +47,7 @@ type Service struct {
 	engines *engine.Set
 	jobs    *job.Table
 	states  *checkpoint.Store
-	data    *data.Server
+	dealing
 	cluster *cluster.Cluster // If nil, the aggregator is in none.
 
 	closing    chan struct{} // closed when the service ends
@@ -59,6 +59,12 @@ type Service struct {
 	gone  bool         // guarded by calls
 }
 
+// dealing deals the rows of training sets.
+type dealing struct {
+	data   *data.Server // to the workers of jobs
+	beside *data.Beside // to others. If nil, the service is an aggregator
+}
+
 // New opens the devices, starts the engines and listens; [Service.Serve] then serves.
 func New(o Options) (s *Service, err error) {
 	if err := o.complete(); err != nil {
@@ -68,7 +74,7 @@ func New(o Options) (s *Service, err error) {
 	s = &Service{
 		opts: o, log: o.Log, mux: http.NewServeMux(), start: time.Now(), closing: make(chan struct{}), drained: make(chan struct{}),
 		refusals: refusals, door: door.New(door.Default(), refusals.Count), rules: map[string]rule{},
-		data: data.NewServer(data.Config{Dir: o.DataDir}), engines: &engine.Set{},
+		dealing: dealing{data: data.NewServer(data.Config{Dir: o.DataDir})}, engines: &engine.Set{},
 	}
 	s.states = checkpoint.NewStore(o.CheckpointDir, o.Log, racksOf, progress{s.data})
 	s.http, s.closeOnce = s.server(), sync.OnceValue(s.close)
@@ -103,8 +109,14 @@ func New(o Options) (s *Service, err error) {
 	if s.socket, err = s.listenSocket(); err != nil {
 		s.log.Warn("no Unix socket: drain, profiles and the status of all jobs need the admin's token", "err", err)
 	}
-	if s.engines, err = engine.Open(o.engines(), s.Addr()); err != nil {
-		return s, err
+	if o.Beside != nil {
+		if s.beside, err = openBeside(&o); err != nil {
+			return s, err
+		}
+	} else {
+		if s.engines, err = engine.Open(o.engines(), s.Addr()); err != nil {
+			return s, err
+		}
 	}
 	s.openJobs()
 	s.background.Go(s.tend)
@@ -128,6 +140,10 @@ func (s *Service) openJobs() {
 	})
 	s.cluster.Open(s.jobs)
 	s.servePages()
+	if s.beside != nil {
+		serveBeside(s, s.beside)
+		return
+	}
 	s.serveCalls()
 	serveData(s)
 }
@@ -287,7 +303,7 @@ func (s *Service) close() error {
 	}
 	s.background.Wait()
 	s.cluster.Close()
-	return errors.Join(err, s.engines.Close())
+	return errors.Join(err, s.engines.Close(), s.beside.Close())
 }
 
 // tend does what is due every second: it samples rates and fails jobs that wait for a worker who has left.
@@ -305,6 +321,7 @@ func (s *Service) tend() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		s.jobs.Tend(ctx, last)
 		cancel()
-		s.data.Tend(last)
+		s.data.Tend()
+		s.beside.Tend(last)
 	}
 }

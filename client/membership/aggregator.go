@@ -15,6 +15,7 @@ import (
 type Aggregator struct {
 	Access
 	RPC       apiconnect.JobServiceClient
+	Data      apiconnect.DataServiceClient
 	Info      *api.JoinResponse // if nil, it was not joined
 	Number    int               // among the aggregators of the job
 	Lane, NIC int               // the numbers of its first lane and NIC, in the whole job
@@ -31,6 +32,7 @@ func Dial(access Access) (*Aggregator, error) {
 	a := &Aggregator{Access: access, http: client}
 	session := func() string { return a.Info.GetSession() }
 	a.RPC = apiconnect.NewJobServiceClient(client, access.Server, api.Identify(session, access.Token))
+	a.Data = apiconnect.NewDataServiceClient(client, access.Server, api.Identify(session, access.Token))
 	return a, nil
 }
 

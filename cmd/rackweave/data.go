@@ -29,7 +29,7 @@ func dataCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(dataShardCommand(), dataShowCommand())
+	cmd.AddCommand(dataShardCommand(), dataShowCommand(), dataServeCommand(), dataStatusCommand())
 	return cmd
 }
 

@@ -171,8 +171,11 @@ func announce(s *service.Service, out io.Writer, asJSON, untilEOF bool) error {
 			"fingerprint": s.Fingerprint(), "admin_token_file": s.AdminFile()})
 	}
 	urls := s.URLs()
-	fmt.Fprintf(out, "listening on %s; transports %s\nmetrics at %s/metrics\n", strings.Join(urls, ", "),
-		strings.Join(s.Providers(), ", "), urls[0])
+	fmt.Fprintf(out, "listening on %s", strings.Join(urls, ", "))
+	if len(s.Providers()) > 0 {
+		fmt.Fprintf(out, "; transports %s", strings.Join(s.Providers(), ", "))
+	}
+	fmt.Fprintf(out, "\nmetrics at %s/metrics\n", urls[0])
 	if f := s.Fingerprint(); f != "" {
 		fmt.Fprintf(out, "certificate %s\n", f)
 	}

@@ -29,7 +29,7 @@ type Store struct {
 	retained map[job.Tenant]*retained
 }
 
-// Progress is how far jobs have come in their training sets, which checkpoints hold beside the model.
+// Progress keeps the places that jobs have reached in their training sets. Checkpoints hold them beside the model.
 type Progress interface {
 	// States returns the progress of a job's sets.
 	States(j *job.Job) ([]*api.DataState, error)

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/rpc"
@@ -16,6 +15,9 @@ import (
 
 // MaxSets bounds the sets of a job.
 const MaxSets = 8
+
+// usualSet is the name of a set that is opened without one.
+const usualSet = "train"
 
 // Key identifies a job: it tells apart runs of jobs with one name.
 type Key interface {
@@ -29,19 +31,21 @@ type Caller struct {
 	Job         string // the job's name
 	Rank        int
 	Workers     int
-	Incarnation string // tells this run of the worker from others
-	Synchronous bool   // workers wait for each other's steps
-	// Gone reports whether the worker is gone for good. If nil, one that does not call for LeaseTimeout is.
-	Gone func() bool
-	// Charge charges the job for the memory of a set, and ChargeCall for that of a call. If nil, nobody is charged.
-	Charge     func(bytes int64) (giveBack func(), err error)
-	ChargeCall func(bytes int64) error
+	Incarnation string      // tells this run of the worker from others
+	Synchronous bool        // workers wait for each other's steps
+	Gone        func() bool // reports whether the worker is gone for good. If nil, Lose tells of it
+	*Account
+}
+
+// Account charges for memory. If nil, nobody is charged.
+type Account struct {
+	Set  func(bytes int64) (giveBack func(), err error) // of a set
+	Call func(bytes int64) error                        // of a call, until its answer is written
 }
 
 // Config configures a server.
 type Config struct {
-	Dir          string        // of manifests. If empty, sets have none
-	LeaseTimeout time.Duration // of workers that nobody else watches
+	Dir string // of manifests. If empty, sets have none
 }
 
 // Server deals the rows of the sets of all jobs. A set's lock comes after its own.
@@ -56,7 +60,7 @@ func NewServer(c Config) *Server { return &Server{Config: c, jobs: map[Key]map[s
 
 // find returns a set of a job, and makes it if asked to.
 func (s *Server) find(key Key, job, name string, make bool) (*set, error) {
-	name = cmp.Or(name, "train")
+	name = cmp.Or(name, usualSet)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sets := s.jobs[key]
@@ -135,7 +139,6 @@ func (s *Server) with(c *Caller, name string, f func(*set, *session) error) erro
 	if err != nil {
 		return err
 	}
-	w.heard = time.Now()
 	return f(st, w)
 }
 
@@ -205,6 +208,14 @@ func (s *Server) Restore(key Key, job string, states []*api.DataState) error {
 	return nil
 }
 
+// Lose takes back the leases of a worker that is gone, unless it has another session since.
+func (s *Server) Lose(c *Caller, name string, why error) {
+	s.with(c, name, func(st *set, _ *session) error {
+		st.end(c.Rank, why)
+		return nil
+	})
+}
+
 // Status describes the sets of a job.
 func (s *Server) Status(key Key, job string) (out []*api.DataSetStatus) {
 	s.all(key, func(st *set) error {
@@ -225,7 +236,7 @@ func (s *Server) Status(key Key, job string) (out []*api.DataSetStatus) {
 }
 
 // Tend takes back the leases of workers that are gone, and drops the sets of jobs that are over.
-func (s *Server) Tend(now time.Time) {
+func (s *Server) Tend() {
 	s.mu.Lock()
 	for key, sets := range s.jobs {
 		if key.Over() {
@@ -238,12 +249,8 @@ func (s *Server) Tend(now time.Time) {
 	s.mu.Unlock()
 	s.all(nil, func(st *set) error {
 		for rank := range st.sessions {
-			switch w := &st.sessions[rank]; {
-			case !w.open:
-			case w.Gone != nil && w.Gone():
+			if w := &st.sessions[rank]; w.open && w.Gone != nil && w.Gone() {
 				st.end(rank, fmt.Errorf("worker %d is gone: %w", rank, ErrReopen))
-			case w.Gone == nil && now.Sub(w.heard) > s.LeaseTimeout:
-				st.end(rank, fmt.Errorf("worker %d has not called for %v: %w", rank, s.LeaseTimeout, ErrReopen))
 			}
 		}
 		return nil

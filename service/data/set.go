@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	deal "github.com/rackweave/rackweave/data"
 	"github.com/rackweave/rackweave/data/manifest"
@@ -18,6 +17,7 @@ var (
 	ErrReopen  = errors.New("open the set again")
 	ErrUnknown = errors.New("no such set is open")
 	ErrFull    = errors.New("too many")
+	errBusy    = errors.New("no memory for the batch at present")
 )
 
 // set is a training set of a job.
@@ -48,7 +48,6 @@ type session struct {
 	seq   uint64 // of the last batch
 	done  uint64 // the batches up to it were applied
 	dealt uint64 // rows
-	heard time.Time
 }
 
 // open opens the set for a worker.
@@ -76,7 +75,7 @@ func (st *set) open(c *Caller, terms *api.OpenDataRequest, from *api.DataState) 
 	default:
 		st.end(c.Rank, nil)
 	}
-	st.sessions[c.Rank] = session{Caller: *c, open: true, heard: time.Now()}
+	st.sessions[c.Rank] = session{Caller: *c, open: true}
 	return nil
 }
 
@@ -210,9 +209,9 @@ func (st *set) next(c *Caller, w *session, r *api.NextRowsRequest) (*api.NextRow
 		return &api.NextRowsResponse{}, err
 	}
 	count := st.batch(w.Rank, r.Seq)
-	if c.ChargeCall != nil {
-		if err := c.ChargeCall(answerCost * int64(count)); err != nil {
-			return nil, err
+	if c.Account != nil {
+		if err := c.Call(answerCost * int64(count)); err != nil {
+			return nil, fmt.Errorf("%w: %w", errBusy, err)
 		}
 	}
 	l, err := st.dealer.Next(w.Rank, r.Seq, r.Epoch, uint64(count))

@@ -87,12 +87,12 @@ func (st *set) acquire(s *Server, c *Caller) (err error) {
 		}
 	}
 	st.giveBack = func() {}
-	if c.Charge != nil {
+	if c.Account != nil {
 		n := 1
 		if st.manifest != nil {
 			n += len(st.manifest.Sizes())
 		}
-		giveBack, err := c.Charge(int64(c.Workers)*deal.MaxLeases*leaseCost + int64(n)*groupCost)
+		giveBack, err := c.Set(int64(c.Workers)*deal.MaxLeases*leaseCost + int64(n)*groupCost)
 		if err != nil {
 			st.giveBack = func() {}
 			st.release()

@@ -12,6 +12,7 @@ type Caller struct {
 	Admin  bool
 	Token  string
 	Member *Member // by its session
+	Dealt  string  // the session of a worker to which the service deals rows beside an aggregator
 	Rack   bool    // by its seal
 	Conn   *door.Conn
 	Call   *door.Call // while a stranger's

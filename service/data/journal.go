@@ -1,0 +1,178 @@
+package data
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+
+	"github.com/rackweave/rackweave/service/api"
+)
+
+// The events of a journal.
+const (
+	opOpen = "open" // a worker opened a set
+	opNext = "next" // got a batch, or settled batches
+	opLose = "lose" // was lost
+	opDrop = "drop" // a job gave way to another
+)
+
+// event is a line of a journal, in JSON.
+type event struct {
+	Op      string               `json:"op"`
+	Session string               `json:"session,omitempty"`
+	Job     string               `json:"job,omitempty"`
+	Open    *api.OpenDataRequest `json:"open,omitempty"`
+	Seq     uint64               `json:"seq,omitempty"`
+	Epoch   uint64               `json:"epoch,omitempty"`
+	Rows    int                  `json:"rows,omitempty"`
+	Done    uint64               `json:"done,omitempty"`
+	Seconds float64              `json:"seconds,omitempty"`
+}
+
+// unread stands for the rows of a batch whose numbers could not be read.
+const unread = -1
+
+// maxLine bounds a line. The longest has a state to go on from.
+const maxLine = 8 << 20
+
+// journal is a file to which events are appended. It outlives the process, but is not flushed to the disk at once.
+type journal struct {
+	file   *os.File
+	size   int64
+	most   int64
+	broken error // why it cannot be written to
+}
+
+// openJournal opens or makes a journal, which no other process may have open, and calls redo with its events. A last line that a
+// killed process has left torn is cut off: nobody has got the answer to it.
+func openJournal(path string, most int64, redo func(*event) error) (*journal, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	j := &journal{file: f, most: most}
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+	case !info.Mode().IsRegular():
+		err = errors.New("not a regular file: name another")
+	default:
+		if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+			err = fmt.Errorf("another service writes it: %w", err)
+			break
+		}
+		if j.size, err = redoAll(f, redo); err == nil {
+			err = f.Truncate(j.size)
+		}
+		if err == nil {
+			_, err = f.Seek(j.size, io.SeekStart)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return j, nil
+}
+
+// redoAll calls redo with the events of a journal, and returns the length of its whole lines.
+func redoAll(in io.Reader, redo func(*event) error) (size int64, err error) {
+	r := bufio.NewReaderSize(in, 64<<10)
+	for n := 1; ; n++ {
+		line, err := readLine(r)
+		switch {
+		case err == io.EOF: // torn, or empty
+			return size, nil
+		case err != nil:
+			return size, fmt.Errorf("line %d: %w", n, err)
+		}
+		var e event
+		d := json.NewDecoder(bytes.NewReader(line))
+		d.DisallowUnknownFields()
+		if err := d.Decode(&e); err != nil {
+			return size, fmt.Errorf("line %d: %w: it is damaged, or not a journal", n, err)
+		}
+		if err := redo(&e); err != nil {
+			return size, fmt.Errorf("line %d: %w", n, err)
+		}
+		size += int64(len(line))
+	}
+}
+
+// readLine returns a line with its end. The error of one that the input ends in is io.EOF.
+func readLine(r *bufio.Reader) (line []byte, err error) {
+	for {
+		part, err := r.ReadSlice('\n')
+		line = append(line, part...)
+		switch {
+		case len(line) > maxLine:
+			return nil, fmt.Errorf("longer than %d bytes: it is damaged, or not a journal", maxLine)
+		case err != bufio.ErrBufferFull:
+			return line, err
+		}
+	}
+}
+
+// room refuses calls if the journal cannot be written, or is full.
+func (j *journal) room() error {
+	switch {
+	case j == nil:
+		return nil
+	case j.broken != nil:
+		return fmt.Errorf("%w: restart the service when it can be written", j.broken)
+	case j.size >= j.most:
+		return fmt.Errorf("%w bytes: journal %s has %d of at most %d: begin another with the sets' states, or raise --journal-bytes", ErrFull,
+			j.file.Name(), j.size, j.most)
+	}
+	return nil
+}
+
+// append writes an event. After an error nothing is written: what was done is not in the journal.
+func (j *journal) append(e *event) error {
+	if j == nil || j.broken != nil {
+		return j.room()
+	}
+	text, err := json.Marshal(e)
+	if err == nil {
+		text = append(text, '\n')
+		j.size += int64(len(text))
+		_, err = j.file.Write(text)
+	}
+	if err != nil {
+		j.broken = fmt.Errorf("journal: %w", err)
+	}
+	return j.broken
+}
+
+func (j *journal) close() error {
+	if j == nil {
+		return nil
+	}
+	return j.file.Close()
+}
+
+// redo does again what an event tells.
+func (b *Beside) redo(e *event) (err error) {
+	switch o := b.sessions[e.Session]; {
+	case e.Op == opOpen && e.Open != nil && e.Session != "":
+		_, err = b.open(e.Open, e.Session, nil)
+	case e.Op == opDrop && b.jobs[e.Job] != nil:
+		b.drop(b.jobs[e.Job])
+	case e.Op == opLose && o != nil:
+		b.lose(o)
+	case e.Op == opNext && o != nil:
+		again := &event{}
+		r := &api.NextRowsRequest{Seq: e.Seq, Epoch: e.Epoch, Done: e.Done, Seconds: e.Seconds}
+		_, err = b.next(o, &o.Caller, r, again)
+		if err == nil && (again.Seq != e.Seq || again.Done != e.Done || again.Rows != e.Rows && e.Rows != unread) {
+			err = fmt.Errorf("batch %d has %d rows, and had %d: another version wrote it, or a manifest has changed", e.Seq, again.Rows, e.Rows)
+		}
+	default:
+		err = fmt.Errorf("%q of session %q, job %q: nothing before it opened that: the journal is damaged", e.Op, e.Session, e.Job)
+	}
+	return err
+}
