@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -49,7 +50,8 @@ var anyCall = []string{
 	apiconnect.JobServiceSetCodecProcedure, apiconnect.JobServiceAcceptCodecsProcedure,
 	apiconnect.JobServiceReportLossProcedure, apiconnect.JobServiceTraceProcedure, apiconnect.JobServiceWriteManifestProcedure,
 	apiconnect.JobServiceReadManifestProcedure, apiconnect.JobServiceDrainProcedure, apiconnect.JobServiceLinksProcedure,
-	apiconnect.RackServiceAskProcedure, "/metrics", "/grpc.health.v1.Health/Check", "/none",
+	apiconnect.RackServiceAskProcedure, apiconnect.DataServiceOpenProcedure, apiconnect.DataServiceNextProcedure,
+	apiconnect.DataServiceStateProcedure, apiconnect.DataServiceStatusProcedure, "/metrics", "/grpc.health.v1.Health/Check", "/none",
 }
 
 // panics collects what the log tells of panics.
@@ -100,6 +102,13 @@ func FuzzCallBodies(f *testing.F) {
 		f.Add(uint8(i), true, false, b)
 		f.Add(uint8(i), true, true, text)
 		f.Add(uint8(i), false, false, b)
+	}
+	for procedure, text := range map[string]string{
+		apiconnect.DataServiceOpenProcedure: `{"rows": 9, "batch": 2, "state": {"set": "train", "rows": 9, "deal": "queue", "cursor": 4,
+			"returned": [{"from": 1, "to": 3}], "draws": [{"epoch": 1, "rows": [9]}]}}`,
+		apiconnect.DataServiceNextProcedure: `{"seq": 1, "done": 1}`, apiconnect.DataServiceStateProcedure: `{"set": "train"}`,
+	} {
+		f.Add(uint8(slices.Index(anyCall, procedure)), true, true, []byte(text))
 	}
 	call := func(path, session string, asJSON bool, body []byte) *http.Response {
 		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)

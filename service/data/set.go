@@ -46,6 +46,7 @@ type session struct {
 	begun bool   // has had a batch since the workers began together
 	why   error  // it ended
 	seq   uint64 // of the last batch
+	told  uint64 // up to which the worker has reported batches
 	done  uint64 // the batches up to it were applied
 	dealt uint64 // rows
 }
@@ -235,12 +236,13 @@ func (st *set) next(c *Caller, w *session, r *api.NextRowsRequest) (*api.NextRow
 
 // settle records that a worker's batches up to a number were applied. A step of synchronous workers is applied for all at once.
 func (st *set) settle(w *session, done uint64, seconds float64) error {
-	if done <= w.done {
+	switch {
+	case done <= w.told:
 		return nil
-	}
-	if done > w.seq {
+	case done > w.seq:
 		return fmt.Errorf("done with batch %d: %w: the last is %d", done, deal.ErrNotHeld, w.seq)
 	}
+	w.told = done
 	for rank := range st.sessions {
 		o := &st.sessions[rank]
 		if rank != w.Rank && st.terms.Asynchronous {
