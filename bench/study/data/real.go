@@ -23,8 +23,8 @@ import (
 // A real training goes through an aggregator over shared memory, which deals the rows of a manifest. Workers sleep for the rest of
 // their steps, which take far longer than what is computed.
 const (
-	realRow     = 5 * time.Millisecond // at a fast worker
-	realEpochs  = 3                    // of which the last one counts
+	realRow     = 10 * time.Millisecond // at a fast worker
+	realEpochs  = 2                     // of which the last one counts
 	realTimeout = 30 * time.Second
 	realFile    = "digits.npz"
 )
