@@ -28,6 +28,7 @@ from ._collectives import (
     local_rank,
     local_size,
 )
+from ._evaluate import evaluate
 from ._lib import NativeError
 from ._session import Handle, Op, Session, Tensor
 from ._world import World, alloc, barrier, broadcast, init, is_initialized, push_pull, rank, shutdown, stats, world, world_size
@@ -83,6 +84,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_object",
+    "evaluate",
     "init",
     "is_initialized",
     "join",
