@@ -79,7 +79,7 @@ func (j *Job) Capture(ctx context.Context, plan *chunk.Plan, step uint32) (*Capt
 	c := &Capture{job: j, plan: *plan, ended: make(chan error, len(j.shards))}
 	c.close = sync.OnceValue(c.free)
 	for i, sh := range j.shards {
-		lane, elems := store.NewCapture(&c.plan, sh.Store.Lane, func(err error) { c.ended <- err })
+		lane, elems := store.NewCapture(&c.plan, sh.Store.Lane, sh.Scratch.ISA, func(err error) { c.ended <- err })
 		c.lanes, c.arenas = append(c.lanes, lane), append(c.arenas, nil)
 		if elems == 0 {
 			continue

@@ -3,7 +3,9 @@ package store
 import (
 	"errors"
 	"fmt"
+	"unsafe"
 
+	"github.com/rackweave/rackweave/cgo/kernel"
 	"github.com/rackweave/rackweave/chunk"
 )
 
@@ -17,9 +19,10 @@ var (
 // Capture copies the parameters of a lane's chunks as they are after one step of each, and holds no chunk up. The lane's goroutine
 // alone uses it from [Store.Arm] until it has ended.
 type Capture struct {
-	Values []float32 // of all the lane's chunks, in their order
+	Values []float32 // of all the lane's chunks, in their order; outside Go's memory
 
 	plan    *chunk.Plan
+	isa     kernel.ISA
 	step    uint32
 	ended   func(error)
 	offsets []uint64 // by chunk of the lane: of its copy, in elements
@@ -29,9 +32,9 @@ type Capture struct {
 
 // NewCapture lays out a capture of the chunks that a plan, to which nothing is added, has in a lane. Values needs room for so many
 // elements. Once all chunks are copied, or cannot be, the lane calls ended.
-func NewCapture(plan *chunk.Plan, lane int, ended func(error)) (c *Capture, elems uint64) {
+func NewCapture(plan *chunk.Plan, lane int, isa kernel.ISA, ended func(error)) (c *Capture, elems uint64) {
 	ids := plan.LaneChunks(lane)
-	c = &Capture{plan: plan, ended: ended, offsets: make([]uint64, len(ids)), taken: make([]bool, len(ids))}
+	c = &Capture{plan: plan, isa: isa, ended: ended, offsets: make([]uint64, len(ids)), taken: make([]bool, len(ids))}
 	for i, id := range ids {
 		c.offsets[i] = elems
 		elems += uint64(plan.Chunk(int(id)).Elems)
@@ -111,7 +114,8 @@ func (p *Capture) take(s *Store, c *Chunk) {
 	case c.Updates > p.step:
 		p.end(s, p.passed(s, c))
 	default:
-		copy(p.Of(index), s.Values(c, 0))
+		to := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(p.Of(index)))))
+		kernel.Convert(p.isa, to, kernel.F32, c.Addr, kernel.F32, uint64(c.Elems), true) // past the cache: nothing here reads it
 		p.taken[index] = true
 		if p.left--; p.left == 0 {
 			p.end(s, nil)
