@@ -87,7 +87,7 @@ func openBeside(o *Options) (*data.Beside, error) {
 	if timeout < time.Second {
 		return nil, fmt.Errorf("lease timeout of %v: use 1s or more", timeout)
 	}
-	return data.NewBeside(o.DataDir, timeout, o.Beside.Journal, o.Beside.JournalBytes)
+	return data.NewBeside(o.DataDir, timeout, o.Beside.Journal, o.Beside.JournalBytes, o.Beside.Replay)
 }
 
 // besideBody bounds a call that opens a set beside an aggregator, which any tenant makes.

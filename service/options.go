@@ -74,6 +74,7 @@ type Options struct {
 type Beside struct {
 	Journal      string        // a file for what is dealt, to go on from. If empty, that is lost with the service
 	JournalBytes int64         // most bytes of it
+	Replay       string        // the journal of a run whose batches are dealt again. If empty, none
 	LeaseTimeout time.Duration // between two calls of a worker, after which it is lost. If 0, a minute
 }
 

@@ -28,9 +28,11 @@ func dataServeCommand() *cobra.Command {
 their job's name, with their rank. An aggregator deals rows to the workers of its jobs by itself.
 
 With --journal the service writes down what it deals, and goes on from there when it is started again, even if it was killed:
-workers repeat their last call. A machine that fails may lose the last lines.`,
+workers repeat their last call. A machine that fails may lose the last lines. --replay deals each worker the batches that it got by
+a journal: a run in which fast workers took more can be made again with the same bits.`,
 		Example: `  rackweave data serve --journal /var/lib/rackweave/rows.journal
-  rackweave data serve --listen :7078 --data-dir /srv/manifests --journal rows.journal`,
+  rackweave data serve --listen :7078 --data-dir /srv/manifests --journal rows.journal
+  rackweave data serve --replay rows.journal`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			log := newPatientLog(cmd.ErrOrStderr())
@@ -48,6 +50,7 @@ workers repeat their last call. A machine that fails may lose the last lines.`,
 	f.StringVar(&o.DataDir, "data-dir", "", "directory of manifests of training sets, as rackweave data shard makes them")
 	f.StringVar(&o.Beside.Journal, "journal", "", "file for what is dealt, to go on from; if empty, what is dealt is lost with the service")
 	f.Int64Var(&o.Beside.JournalBytes, "journal-bytes", 1<<30, "most bytes of the journal; a full one deals nothing")
+	f.StringVar(&o.Beside.Replay, "replay", "", "journal of a run whose batches are dealt again")
 	f.DurationVar(&o.Beside.LeaseTimeout, "lease-timeout", time.Minute, "how long a worker may not call before its rows are dealt to others")
 	f.StringVar(&o.TLSCert, "tls-cert", "", "certificate file, PEM")
 	f.StringVar(&o.TLSKey, "tls-key", "", "key file, PEM")

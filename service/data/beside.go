@@ -47,9 +47,17 @@ type opened struct {
 	lost      bool
 }
 
-// NewBeside returns a service whose sets go on from a journal, if there is a file for it: at most so many bytes.
-func NewBeside(dir string, timeout time.Duration, file string, most int64) (*Beside, error) {
+// NewBeside returns a service whose sets go on from a journal, if there is a file for it: at most so many bytes. If another journal
+// is named, workers get the batches that it has.
+func NewBeside(dir string, timeout time.Duration, file string, most int64, again string) (*Beside, error) {
 	b := &Beside{Server: NewServer(Config{Dir: dir}), Timeout: timeout, jobs: map[string]*named{}, sessions: map[string]*opened{}}
+	if again != "" {
+		r, err := readReplay(dir, again)
+		if err != nil {
+			return nil, err
+		}
+		b.dealer = r.deal
+	}
 	if file == "" {
 		return b, nil
 	}

@@ -69,7 +69,7 @@ func newRun(t *rapid.T, dir string, open *api.OpenDataRequest) *run {
 
 // serve starts the service on the journal.
 func (r *run) serve() {
-	b, err := NewBeside("", testTimeout, r.path, 1<<30)
+	b, err := NewBeside("", testTimeout, r.path, 1<<30, "")
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -287,7 +287,7 @@ func alone(t testing.TB, b *Beside, o *api.OpenDataRequest) *api.OpenDataRespons
 
 func beside(t testing.TB, path string) *Beside {
 	t.Helper()
-	b, err := NewBeside("", testTimeout, path, 1<<30)
+	b, err := NewBeside("", testTimeout, path, 1<<30, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -436,7 +436,8 @@ func TestJournalsThatAreDamagedAreRefused(t *testing.T) {
 	if _, err := b.Next(s, &api.NextRowsRequest{Seq: 1}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := NewBeside("", testTimeout, path, 1<<30); err == nil || !strings.Contains(err.Error(), "another service writes it") {
+	_, err := NewBeside("", testTimeout, path, 1<<30, "")
+	if err == nil || !strings.Contains(err.Error(), "another service writes it") {
 		t.Errorf("two services with a journal: %v", err)
 	}
 	b.Close()
@@ -456,7 +457,8 @@ func TestJournalsThatAreDamagedAreRefused(t *testing.T) {
 		if err := os.WriteFile(path, text, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if b, err := NewBeside("", testTimeout, path, 1<<30); err == nil || !strings.Contains(err.Error(), want) {
+		b, err := NewBeside("", testTimeout, path, 1<<30, "")
+		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 			b.Close()
 		}
@@ -464,7 +466,7 @@ func TestJournalsThatAreDamagedAreRefused(t *testing.T) {
 }
 
 func TestAFullJournalDealsNothing(t *testing.T) {
-	b, err := NewBeside("", testTimeout, filepath.Join(t.TempDir(), "journal"), 200)
+	b, err := NewBeside("", testTimeout, filepath.Join(t.TempDir(), "journal"), 200, "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	deal "github.com/rackweave/rackweave/data"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/rpc"
 )
@@ -46,6 +47,8 @@ type Account struct {
 // Config configures a server.
 type Config struct {
 	Dir string // of manifests. If empty, sets have none
+	// Takes the place of a set's dealer, of a job by name that begins from a state. If nil, dealers stay.
+	dealer func(job string, terms *api.OpenDataRequest, from *api.DataState, d deal.Dealer) (deal.Dealer, error)
 }
 
 // Server deals the rows of the sets of all jobs. A set's lock comes after its own.
@@ -93,6 +96,7 @@ func (s *Server) Open(c *Caller, r *api.OpenDataRequest) (*api.OpenDataResponse,
 	if err != nil {
 		return nil, err
 	}
+	terms.Set = st.name
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if err := st.open(c, terms, r.State); err != nil {

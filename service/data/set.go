@@ -96,6 +96,7 @@ func (st *set) differs(c *Caller, terms *api.OpenDataRequest) error {
 
 // begin lets all workers begin, as one of them asks. What others hold is dealt again, and they must open the set again.
 func (st *set) begin(c *Caller, terms *api.OpenDataRequest, from *api.DataState) (err error) {
+	given := from
 	if from == nil && (st.restored != nil || st.terms != nil) {
 		if from, err = st.state(); err != nil {
 			return fmt.Errorf("%w, or give a state to go on from", err)
@@ -108,7 +109,11 @@ func (st *set) begin(c *Caller, terms *api.OpenDataRequest, from *api.DataState)
 			return err
 		}
 	}
-	if err = next.complete(from); err != nil {
+	err = next.complete(from)
+	if err == nil && st.s.dealer != nil {
+		next.dealer, err = st.s.dealer(c.Job, terms, given, next.dealer)
+	}
+	if err != nil {
 		if fresh {
 			next.release()
 		}
