@@ -104,7 +104,7 @@ func (l *Lane) Step() (bool, error) {
 	}
 	for i := 0; i < len(l.flows.busy); {
 		f := l.flows.busy[i]
-		if single {
+		if single && !f.borrowed { // which a command of this round may have done
 			l.serving = f
 			worked = f.tenant.Advance() || worked
 		}
