@@ -3,6 +3,7 @@ package data
 import (
 	"container/heap"
 	"fmt"
+	"math"
 	"math/bits"
 )
 
@@ -49,6 +50,7 @@ type Order struct {
 	seed, epoch uint64
 	groups      []group
 	heads       []head // a heap: the next place of each group
+	position    uint64 // the next one
 	total       uint64
 }
 
@@ -110,33 +112,60 @@ func (o *Order) before(g *group, x uint64) uint64 {
 	return j
 }
 
-// Seek makes a position the next one. It takes a time that grows with the number of groups alone.
+// Seek makes a position the next one. It takes a time that grows with the number of groups alone, and less if the position is a
+// little further on.
 func (o *Order) Seek(position uint64) {
 	if position > o.total {
 		panic(fmt.Sprintf("data: position %d of an order of %d", position, o.total))
 	}
-	// The last moment before which at most position places come.
-	moment, passed := uint64(0), uint64(0)
-	for bit := uint64(1) << 63; bit != 0; bit >>= 1 {
-		n := uint64(0)
-		for i := range o.groups {
-			n += o.before(&o.groups[i], moment|bit)
-		}
-		if n <= position {
-			moment, passed = moment|bit, n
+	if o.heads == nil || position < o.position || position-o.position > uint64(len(o.groups)) {
+		o.jump(position)
+	}
+	for ; o.position < position; o.position++ {
+		o.pop()
+	}
+}
+
+// few is the number of places that cost less to pass one by one than another look at all groups, in groups.
+const few = 8
+
+// jump makes the next position one that is at most a few places before another.
+func (o *Order) jump(position uint64) {
+	groups := uint64(len(o.groups))
+	// Before a moment come as many places as its share of all, and at most one of each group more or less.
+	low, high, passed := uint64(0), uint64(math.MaxUint64), uint64(0)
+	if position > groups {
+		low, _ = bits.Div64(position-groups, 0, o.total)
+		passed = o.passed(low)
+	}
+	if position+groups < o.total {
+		high, _ = bits.Div64(position+groups, 0, o.total)
+	}
+	for high-low > 1 && position-passed > few+groups/few {
+		moment := low + (high-low)/2
+		if n := o.passed(moment); n <= position {
+			low, passed = moment, n
+		} else {
+			high = moment
 		}
 	}
-	o.heads = o.heads[:0]
+	o.heads = make([]head, 0, groups)
 	for i := range o.groups {
 		g := &o.groups[i]
-		if j := o.before(g, moment); j < g.draws {
+		if j := o.before(g, low); j < g.draws {
 			o.heads = append(o.heads, head{o.key(g, j), g.draws, i})
 		}
 	}
 	heap.Init((*headHeap)(o))
-	for ; passed < position; passed++ {
-		o.pop()
+	o.position = passed
+}
+
+// passed returns how many places come before x / 2^64 of the epoch.
+func (o *Order) passed(x uint64) (n uint64) {
+	for i := range o.groups {
+		n += o.before(&o.groups[i], x)
 	}
+	return n
 }
 
 // pop takes the next place, as a group and a number among its draws.
@@ -158,6 +187,7 @@ func (o *Order) Next() (p Place, ok bool) {
 		return Place{}, false
 	}
 	g, j := o.pop()
+	o.position++
 	if cycle := j / g.size; !g.begun || cycle != g.cycle {
 		g.begun, g.cycle = true, cycle
 		g.permuted = newPermutation(g.size, hash(o.seed, o.epoch, uint64(g.number), cycle, ^uint64(0)))

@@ -174,11 +174,31 @@ func TestSeekingAmongAHundredMillionRows(t *testing.T) {
 	}
 }
 
+func TestSeekingAmongManyGroups(t *testing.T) {
+	sizes := make(Sizes, 500)
+	for g := range sizes {
+		sizes[g] = hash(uint64(g)) % 9
+	}
+	o := NewOrder(sizes, nil, 5, 6)
+	want := rest(o)
+	for i := range uint64(2000) {
+		at := hash(i) % (o.Len() + 1)
+		if i%3 > 0 { // a little further on
+			at = min(o.position+hash(i)%20, o.Len())
+		}
+		o.Seek(at)
+		if p, ok := o.Next(); ok != (at < o.Len()) || ok && p != want[at] {
+			t.Fatalf("at %d %v, %v", at, p, ok)
+		}
+	}
+}
+
 func BenchmarkOrder(b *testing.B) {
 	for _, c := range []struct {
 		name  string
 		sizes Sizes
-	}{{"whole", Sizes{1e8}}, {"groups=10", slices.Repeat(Sizes{1e7}, 10)}, {"groups=1000", slices.Repeat(Sizes{1e5}, 1000)}} {
+	}{{"whole", Sizes{1e8}}, {"groups=10", slices.Repeat(Sizes{1e7}, 10)}, {"groups=1000", slices.Repeat(Sizes{1e5}, 1000)},
+		{"groups=65536", slices.Repeat(Sizes{1600}, 65536)}} {
 		b.Run(c.name+"/next", func(b *testing.B) {
 			o := NewOrder(c.sizes, nil, 1, 0)
 			for b.Loop() {
