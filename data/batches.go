@@ -152,23 +152,26 @@ func whole(shares []float64, sum int) []int {
 // often: a group's share is its rows * (loss / mean loss)^beta, with the power kept between a half and 2. The model then learns
 // another distribution than the data's. A loss of 0 stands for none, and for the mean.
 func Favour(sizes Sizes, losses []float64, beta float64) (Sizes, error) {
-	if len(losses) != len(sizes) || !(beta >= 0 && beta <= 10) {
+	if len(losses) != len(sizes) || len(sizes) == 0 || !(beta >= 0 && beta <= 10) {
 		return nil, fmt.Errorf("%d losses for %d groups, with beta %v: use a loss for each, and beta from 0 to 10", len(losses), len(sizes), beta)
 	}
-	sum, rows := 0.0, 0.0
+	sum, rows := 0.0, 0.0 // of losses as shares of the highest, because sums of them may overflow
 	for g, loss := range losses {
 		if !(loss >= 0) || math.IsInf(loss, 0) {
 			return nil, fmt.Errorf("loss %v of group %d: use a number of 0 or more", loss, g)
 		}
+	}
+	highest := slices.Max(losses)
+	for g, loss := range losses {
 		if loss > 0 {
-			sum, rows = sum+loss*float64(sizes[g]), rows+float64(sizes[g])
+			sum, rows = sum+loss/highest*float64(sizes[g]), rows+float64(sizes[g])
 		}
 	}
 	shares, all := make([]float64, len(sizes)), 0.0
 	for g, n := range sizes {
 		shares[g] = float64(n)
 		if sum > 0 && losses[g] > 0 {
-			shares[g] *= min(2, max(0.5, math.Pow(losses[g]*rows/sum, beta)))
+			shares[g] *= min(2, max(0.5, math.Pow(losses[g]/highest*rows/sum, beta)))
 		}
 		all += shares[g]
 	}

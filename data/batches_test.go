@@ -1,6 +1,7 @@
 package data
 
 import (
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -33,6 +34,23 @@ func TestBatchesEvenOutTimes(t *testing.T) {
 				break
 			}
 		}
+	}
+}
+
+func TestPlansKeepTheChangesThatWorkersMayAskForAlone(t *testing.T) {
+	p, err := NewPlan(100, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Dealt(0, 1e6, 50) // far ahead
+	for step := uint64(1); step <= 1000; step++ {
+		p.Dealt(1, step, 50)
+		for rank, at := range []uint64{1e6, step} {
+			p.Took(rank, at, float64(1+rank)*1e3*math.Pow(10, float64(step/10%2)*float64(1-2*rank)))
+		}
+	}
+	if len(p.changes) != 2 || p.Size(0, 1e6) != 50 || p.Size(0, 1e6+1)+p.Size(1, 1e6+1) != 100 {
+		t.Errorf("%d changes", len(p.changes))
 	}
 }
 
@@ -73,6 +91,9 @@ func TestFavouredGroupsComeMoreOften(t *testing.T) {
 		{[]float64{1, 1, 1, 0}, 1, sizes},
 		{[]float64{1, 2, 3, 0}, 0, sizes},
 		{[]float64{0, 0, 0, 0}, 1, sizes},
+		{[]float64{1e308, 1e308, 1e308, 0}, 1, sizes},
+		{[]float64{5e-324, 5e-324, 5e-324, 0}, 1, sizes},
+		{[]float64{5e-324, 1e308, 1e308, 0}, 1, Sizes{404, 1542, 154, 0}},
 		{[]float64{1, 2, 9, 0}, 1, Sizes{623, 1246, 231, 0}},
 	} {
 		got, err := Favour(sizes, c.losses, c.beta)

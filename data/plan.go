@@ -57,5 +57,9 @@ func (p *Plan) Took(worker int, step uint64, seconds float64) {
 	for len(p.changes) > 1 && p.changes[1].from <= oldest {
 		p.changes = p.changes[1:]
 	}
-	p.changes = append(p.changes, change{slices.Max(p.steps) + 1, slices.Clone(p.batches.Sizes())})
+	from := slices.Max(p.steps) + 1
+	if last := len(p.changes) - 1; p.changes[last].from == from { // no worker has had a batch of it
+		p.changes = p.changes[:last]
+	}
+	p.changes = append(p.changes, change{from, slices.Clone(p.batches.Sizes())})
 }
