@@ -3,6 +3,7 @@ package data
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 )
 
@@ -54,6 +55,12 @@ type State struct {
 	Returned []Range // positions before it that are dealt again, ascending
 }
 
+// reachable reports whether so many rows of each epoch can be counted up to a state, and as many again after it.
+func (s State) reachable(rows uint64) bool {
+	high, low := bits.Mul64(s.Epoch, rows)
+	return high == 0 && low < 1<<62
+}
+
 // Errors of a Dealer, wrapped.
 var (
 	ErrSequence = errors.New("out of sequence")
@@ -79,7 +86,7 @@ func (w *worker) repeated(seq uint64) (l Lease, again bool, err error) {
 	case seq != w.seq+1:
 		return l, false, fmt.Errorf("call %d: %w: %d is next", seq, ErrSequence, w.seq+1)
 	case len(w.leases) == MaxLeases:
-		return l, false, fmt.Errorf("call %d: the worker holds %d batches: report some as done first", seq, MaxLeases)
+		return l, false, fmt.Errorf("call %d: %w: the worker holds %d batches: report some as done first", seq, ErrSequence, MaxLeases)
 	}
 	return l, false, nil
 }

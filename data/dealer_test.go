@@ -319,8 +319,38 @@ func TestDealersRefuseWhatIsOutOfOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := l.Next(0, MaxLeases+1, 0, 1); err == nil {
-		t.Error("leases without bound")
+	if _, err := l.Next(0, MaxLeases+1, 0, 1); !errors.Is(err, ErrSequence) {
+		t.Errorf("leases without bound: %v", err)
+	}
+}
+
+// A state may have far more ranges than a lease.
+func TestManyRangesAreDealtInSmallLeases(t *testing.T) {
+	const ranges = 100 * maxRanges
+	s := State{Cursor: 2 * ranges}
+	for i := range uint64(ranges) {
+		s.Returned = append(s.Returned, Range{0, 2 * i, 2*i + 1})
+	}
+	l, err := NewLedger(1e6, 1, true, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []Range
+	for seq := uint64(1); len(got) < ranges; seq++ {
+		x, err := l.Next(0, seq, 0, 1e5)
+		if err != nil || len(x.Ranges) != maxRanges {
+			t.Fatalf("%d ranges (%v), not %d", len(x.Ranges), err, maxRanges)
+		}
+		got = append(got, x.Ranges...)
+	}
+	if !slices.Equal(got, s.Returned) {
+		t.Errorf("%v, not %v", got, s.Returned)
+	}
+	for range 2 {
+		if now, err := l.State(); err != nil || !slices.Equal(now.Returned, s.Returned) {
+			t.Errorf("the state has %d ranges (%v), not %d", len(now.Returned), err, ranges)
+		}
+		l.Lose(0)
 	}
 }
 
@@ -329,7 +359,7 @@ func TestStatesThatCannotBeAreRefused(t *testing.T) {
 		{Cursor: 11}, {Returned: []Range{{1, 0, 2}}},
 		{Cursor: 5, Returned: []Range{{0, 4, 6}}}, {Cursor: 5, Returned: []Range{{0, 3, 3}}},
 		{Cursor: 9, Returned: []Range{{0, 2, 4}, {0, 3, 5}}}, {Epoch: 2, Cursor: 9, Returned: []Range{{1, 2, 4}, {0, 5, 6}}},
-		{Epoch: 2, Returned: []Range{{1, 2, 11}}},
+		{Epoch: 2, Returned: []Range{{1, 2, 11}}}, {Epoch: 1 << 60},
 	} {
 		if _, err := NewLedger(10, 1, false, s); err == nil {
 			t.Errorf("a ledger goes on from %+v", s)
@@ -337,6 +367,9 @@ func TestStatesThatCannotBeAreRefused(t *testing.T) {
 	}
 	if _, err := NewFixed(10, []uint64{2, 3}, false, State{Cursor: 3}); err == nil {
 		t.Error("step 3 of 2")
+	}
+	if _, err := NewFixed(10, []uint64{2, 3}, true, State{Epoch: 1 << 60}); err == nil {
+		t.Error("positions beyond 2^64")
 	}
 	f, _ := NewFixed(10, []uint64{2, 3}, false, State{})
 	f.Next(0, 1, 0, 0)

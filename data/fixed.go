@@ -32,6 +32,9 @@ func NewFixed(total uint64, batches []uint64, shards bool, s State) (*Fixed, err
 		f.sum += b
 		f.workers[rank] = fixedWorker{epoch: s.Epoch, step: s.Cursor, done: s.Cursor, applied: s.Epoch}
 	}
+	if total > 0 && total <= MaxRows && !s.reachable(f.Steps()*f.sum) {
+		return nil, fmt.Errorf("the state is in epoch %d of %d steps of %d rows, beyond what can be counted: begin anew", s.Epoch, f.Steps(), f.sum)
+	}
 	if total == 0 || total > MaxRows || s.Cursor > f.Steps() || len(s.Returned) > 0 {
 		return nil, fmt.Errorf("step %d of an epoch of %d rows, with %d ranges returned: the state is not that of this division",
 			s.Cursor, total, len(s.Returned))

@@ -25,6 +25,9 @@ func NewLedger(total uint64, workers int, synchronous bool, s State) (*Ledger, e
 	if total == 0 || total > MaxRows || s.Cursor > total {
 		return nil, fmt.Errorf("position %d of an epoch of %d: use 1 to 2^40 rows", s.Cursor, total)
 	}
+	if !s.reachable(total) {
+		return nil, fmt.Errorf("the state is in epoch %d of %d rows, beyond what can be counted: begin anew", s.Epoch, total)
+	}
 	l := &Ledger{total: total, synchronous: synchronous, epoch: s.Epoch, cursor: s.Cursor, workers: make([]worker, workers)}
 	for i, r := range s.Returned {
 		last := Range{}
@@ -35,8 +38,8 @@ func NewLedger(total uint64, workers int, synchronous bool, s State) (*Ledger, e
 			i > 0 && (r.Epoch < last.Epoch || r.Epoch == last.Epoch && r.From < last.To) {
 			return nil, fmt.Errorf("the state returns positions %d to %d of epoch %d, which it cannot have dealt once", r.From, r.To, r.Epoch)
 		}
-		l.giveBack(r)
 	}
+	l.giveBack(s.Returned)
 	return l, nil
 }
 
@@ -78,9 +81,12 @@ func (l *Ledger) over(seq uint64) bool {
 	return l.pending == 0
 }
 
+// maxRanges bounds the ranges of a lease, each of which costs its dealer a look for its place. A batch of more is smaller.
+const maxRanges = 32
+
 // take deals at most so many positions, returned ones first.
 func (l *Ledger) take(count uint64) (out []Range) {
-	for count > 0 && len(l.returned) > 0 {
+	for count > 0 && len(l.returned) > 0 && len(out) < maxRanges {
 		r := &l.returned[0]
 		part := Range{r.Epoch, r.From, min(r.To, r.From+count)}
 		if r.From = part.To; r.Len() == 0 {
@@ -88,7 +94,7 @@ func (l *Ledger) take(count uint64) (out []Range) {
 		}
 		out, count = append(out, part), count-part.Len()
 	}
-	if n := min(count, l.total-l.cursor); n > 0 {
+	if n := min(count, l.total-l.cursor); n > 0 && len(out) < maxRanges {
 		out = append(out, Range{l.epoch, l.cursor, l.cursor + n})
 		l.cursor += n
 	}
@@ -101,19 +107,25 @@ func (l *Ledger) take(count uint64) (out []Range) {
 }
 
 // giveBack makes positions the next ones to deal, in their order.
-func (l *Ledger) giveBack(r Range) {
-	i, _ := slices.BinarySearchFunc(l.returned, r, func(a, b Range) int {
-		return cmp.Or(cmp.Compare(a.Epoch, b.Epoch), cmp.Compare(a.From, b.From))
-	})
-	l.returned = slices.Insert(l.returned, i, r)
-	join := func(i int) { // range i+1 to range i, if they meet
-		if i >= 0 && i+1 < len(l.returned) && l.returned[i].Epoch == l.returned[i+1].Epoch && l.returned[i].To == l.returned[i+1].From {
-			l.returned[i].To = l.returned[i+1].To
-			l.returned = slices.Delete(l.returned, i+1, i+2)
+func (l *Ledger) giveBack(back []Range) {
+	all := append(l.returned, back...)
+	slices.SortFunc(all, func(a, b Range) int { return cmp.Or(cmp.Compare(a.Epoch, b.Epoch), cmp.Compare(a.From, b.From)) })
+	l.returned = all[:0]
+	for _, r := range all {
+		if n := len(l.returned); n > 0 && l.returned[n-1].Epoch == r.Epoch && l.returned[n-1].To == r.From {
+			l.returned[n-1].To = r.To
+		} else {
+			l.returned = append(l.returned, r)
 		}
 	}
-	join(i)
-	join(i - 1)
+}
+
+// held returns the positions that a worker holds.
+func (l *Ledger) held(worker int) (all []Range) {
+	for _, lease := range l.workers[worker].leases {
+		all = append(all, lease.Ranges...)
+	}
+	return all
 }
 
 // Done implements Dealer.
@@ -138,10 +150,8 @@ func (l *Ledger) settle(lease Lease) {
 func (l *Ledger) Lose(lost int) {
 	for _, lease := range l.workers[lost].leases {
 		l.settle(lease)
-		for _, r := range lease.Ranges {
-			l.giveBack(r)
-		}
 	}
+	l.giveBack(l.held(lost))
 	l.workers[lost] = worker{}
 	if !slices.ContainsFunc(l.workers, func(w worker) bool { return w.seq > 0 }) {
 		l.lastStep = 0 // the numbers of all begin again
@@ -154,13 +164,11 @@ func (l *Ledger) Epoch(int) uint64 { return l.epoch }
 // State implements Dealer. Leases count as returned: their gradients are not in the model that is saved with the state.
 func (l *Ledger) State() (State, error) {
 	all := Ledger{epoch: l.epoch, returned: slices.Clone(l.returned)}
+	var held []Range
 	for i := range l.workers {
-		for _, lease := range l.workers[i].leases {
-			for _, r := range lease.Ranges {
-				all.giveBack(r)
-			}
-		}
+		held = append(held, l.held(i)...)
 	}
+	all.giveBack(held)
 	s := State{Epoch: l.epoch, Cursor: l.cursor, Returned: all.returned}
 	// Positions just before the cursor that were not applied are as good as never dealt.
 	if n := len(s.Returned); n > 0 && s.Returned[n-1].Epoch == s.Epoch && s.Returned[n-1].To == s.Cursor {
