@@ -51,7 +51,8 @@ const (
 	tryWithin = 10 * time.Second // a call that takes longer is made again
 	firstWait = time.Millisecond // between calls, doubled each time
 	mostWait  = 200 * time.Millisecond
-	grace     = time.Second // the error of a call says more than that of Next
+	beat      = 3 * time.Second // a service beside an aggregator takes a worker for lost that does not call for long
+	grace     = time.Second     // the error of a call says more than that of Next
 )
 
 // Rows deals a worker's batches. Next, Computed and Done are for one goroutine, the other methods for any.
@@ -262,18 +263,33 @@ func (r *Rows) fetch() error {
 			wait = min(2*wait, mostWait)
 			continue
 		}
-		wait = firstWait
-		select {
-		case r.batches <- b:
-		case <-r.life.Done():
-		}
-		if b.End {
+		if wait, err = firstWait, r.idle(r.batches, b, nil); err == nil && b.End {
 			epoch++
-			select {
-			case <-r.begin:
-			case <-r.life.Done():
-			}
+			err = r.idle(nil, b, r.begin)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return context.Cause(r.life)
+}
+
+// idle waits until a batch is taken, or the next epoch begins. A service beside an aggregator hears meanwhile that the worker lives.
+func (r *Rows) idle(to chan<- leased, b leased, begin <-chan struct{}) error {
+	for {
+		select {
+		case to <- b:
+			return nil
+		case <-begin:
+			return nil
+		case <-r.life.Done():
+			return context.Cause(r.life)
+		case <-time.After(beat):
+			if r.member == nil {
+				if _, err := r.next(r.life, r.request(0, 0)); err != nil {
+					return err
+				}
+			}
+		}
+	}
 }
