@@ -221,12 +221,19 @@ class Sampler:
 
     @property
     def over(self) -> bool:
-        """Whether the last iteration ended with its epoch.
+        """Whether the epoch of the last iteration is over.
 
         A loader that fetches ahead ends an iteration of an asynchronous job when other workers hold the rest of the epoch. If one
-        is lost, its rows come at the head of the next iteration: after the last epoch, iterate until this is true.
+        is lost, its rows come at the head of the next iteration: after the last epoch, iterate until this is true. It waits.
         """
-        return self._over
+        self._settle()
+        with self._state:
+            if self._tail and not self._held:
+                self._state.wait_for(lambda: self._leased or self._error, self._timeout)
+                if self._leased and self._leased[0].end:
+                    self._leased.popleft()
+                    self._over, self._tail = True, False
+            return self._over
 
     # Steps.
 
