@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import tempfile
 import time
 import unittest
 
+import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset
 
 import rack
 import rackweave
@@ -60,6 +63,130 @@ def train(loader_workers: int, way: str, epochs: int):
     assert len(loader) == -(-ROWS // (8 * rackweave.world_size()))
     attached.detach()
     return rows, [p.detach().numpy().copy() for p in model.parameters()]
+
+
+def stream(path: str):
+    """Trains in a stream, and returns its rows. Rank 1 keeps them in a file, and stops with batches in hand."""
+    session = rackweave.world().session(mode="stream", optimizer="sgd_torch", policy="asp", hyper={"lr": 1.0})
+    session.register([rackweave.Tensor("counts", (ROWS,))])
+    counts = np.zeros(ROWS, "float32")
+    session.broadcast(0, counts).wait()
+
+    def step(ids: torch.Tensor) -> None:
+        gradient = np.zeros(ROWS, "float32")
+        gradient[ids.numpy()] = -1
+        session.push_pull(0, gradient, counts).wait()
+        session.end_step()
+        sampler.done()
+
+    sampler = Sampler(session, rows=ROWS, batch=8, ahead=3)
+    loader = DataLoader(Numbers(), batch_sampler=sampler, num_workers=2)
+    rows = []
+    if session.rank == 1:
+        for ids, _ in loader:
+            if len(rows) >= 16:
+                break
+            rows += ids.tolist()
+            step(ids)
+        sampler.flush()
+        with open(os.path.join(path, "rows"), "w") as f:
+            json.dump(rows, f)
+        print("ready", flush=True)
+        time.sleep(rack.DEADLINE)
+    while not os.path.exists(os.path.join(path, "killed")):
+        time.sleep(0.01)
+    while not sampler.over:
+        for ids, _ in loader:
+            rows += ids.tolist()
+            step(ids)
+    session.pull(0, counts).wait()
+    return rows, counts.tolist()
+
+
+def count(path: str, resume: bool, steps: int):
+    """Trains parameters that count how often each row was applied, and returns them when the epoch is over."""
+    session = rackweave.world().session(mode="eager", optimizer="sgd_torch", hyper={"lr": 1.0})
+    session.register([rackweave.Tensor("counts", (ROWS,))])
+    counts = np.zeros(ROWS, "float32")
+    session.broadcast(0, counts).wait()
+    sampler = Sampler(session, rows=ROWS, batch=8, seed=5)
+    if resume:
+        session.barrier("begin")
+        if session.rank == 0:
+            session.restore("middle")
+        session.barrier("restored")
+        session.pull(0, counts).wait()
+        with open(os.path.join(path, "state")) as f:
+            sampler.load_state_dict(json.load(f))
+    for step, (ids, _) in enumerate(DataLoader(Numbers(), batch_sampler=sampler, num_workers=2)):
+        gradient = np.zeros(ROWS, "float32")
+        gradient[ids.numpy()] = -1 if sampler.weight else 0
+        session.push_pull(0, gradient, counts).wait()
+        sampler.done()
+        if step == 3 and not resume:
+            session.barrier("before")
+            if session.rank == 0:
+                session.save("middle")
+                with open(os.path.join(path, "state"), "w") as f:
+                    json.dump(sampler.state_dict(), f)
+            session.barrier("after")
+        if step == steps:
+            print("ready", flush=True)
+            time.sleep(rack.DEADLINE)
+    session.barrier("end")
+    return counts.tolist()
+
+
+class Arguments(unittest.TestCase):
+    def test_wrong_ones_are_named_with_a_remedy(self):
+        for name, value, remedy in (
+            ("rows", 0, "give one of them"),
+            ("rows", -1, "from 0 to"),
+            ("rows", 1.5, "whole number"),
+            ("batch", 0, "from 1 to"),
+            ("batch", True, "whole number"),
+            ("seed", -1, "from 0 to"),
+            ("ahead", 257, "from 1 to 256"),
+            ("favour", math.nan, "from 0 to 10"),
+            ("favour", math.inf, "from 0 to 10"),
+            ("digest", "xy", "hexadecimal"),
+            ("manifest", "m", "give one of them"),
+            ("deal", 1, "a string"),
+            ("balance", 1, "True or False"),
+            ("at", 5, "give a session"),
+        ):
+            with self.subTest(name=name, value=value):
+                with self.assertRaisesRegex(rackweave.ConfigError, f"(?s){name} .*{remedy}"):
+                    Sampler(**{"rows": 10, name: value})
+
+
+class Faults(rack.Case):
+    def test_rows_of_a_killed_worker_of_a_stream_are_trained_on_once(self):
+        with tempfile.TemporaryDirectory() as path:
+            workers = rack.Workers(stream, 2, self.aggregator.address, [path], {"RACKWEAVE_JOB": "killed"})
+            workers.wait_for(1, "ready")
+            workers.processes[1].kill()
+            open(os.path.join(path, "killed"), "w").close()
+            outcomes = workers.finish()
+            self.assertIsNone(outcomes[0].error, outcomes[0])
+            with open(os.path.join(path, "rows")) as f:
+                first = json.load(f)
+        self.assertEqual(len(first), 16)
+        rows, counts = outcomes[0].result
+        self.assertEqual(sorted(first + rows), list(range(ROWS)))
+        self.assertEqual(len(set(counts)), 1, counts)
+
+    def test_a_job_killed_in_an_epoch_applies_each_row_once_from_its_checkpoint_on(self):
+        with tempfile.TemporaryDirectory() as path:
+            env = {"RACKWEAVE_JOB": "counted"}
+            workers = rack.Workers(count, 2, self.aggregator.address, [path, False, 6], env)
+            for rank in range(2):
+                workers.wait_for(rank, "ready")
+            for process in workers.processes:
+                process.kill()
+            workers.finish()
+            for counts in rack.run(count, 2, self.aggregator.address, path, True, -1, env=env):
+                self.assertEqual(counts, [1.0] * ROWS)
 
 
 class Loaders(rack.Case):
