@@ -274,7 +274,7 @@ func (r *Rows) fetch() error {
 	return context.Cause(r.life)
 }
 
-// idle waits until a batch is taken, or the next epoch begins. A service beside an aggregator hears meanwhile that the worker lives.
+// idle waits until a batch is taken, or the next epoch begins. A service beside an aggregator hears meanwhile that it has a worker.
 func (r *Rows) idle(to chan<- leased, b leased, begin <-chan struct{}) error {
 	for {
 		select {
