@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	deal "github.com/rackweave/rackweave/data"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/rpc"
@@ -78,7 +80,9 @@ func (b *Beside) Open(r *api.OpenDataRequest, account *Account) (*api.OpenDataRe
 	}
 	out, err := b.open(r, rpc.NewID(), account)
 	if err == nil {
-		err = b.journal.append(&event{Op: opOpen, Session: out.Session, Open: r})
+		q := proto.CloneOf(r)
+		q.Digest = out.Digest // so that another manifest of this name is refused later
+		err = b.journal.append(&event{Op: opOpen, Session: out.Session, Open: q})
 	}
 	if err != nil {
 		return nil, err
@@ -110,6 +114,9 @@ func (b *Beside) open(r *api.OpenDataRequest, id string, account *Account) (*api
 		Synchronous: !r.Asynchronous, Account: account}
 	out, err := b.Server.Open(&c, r)
 	if err != nil {
+		if b.jobs[r.Job] == nil {
+			b.drop(key)
+		}
 		return nil, err
 	}
 	b.jobs[r.Job] = key

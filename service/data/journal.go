@@ -167,7 +167,9 @@ func (b *Beside) redo(e *event) (err error) {
 	case e.Op == opNext && o != nil:
 		again := &event{}
 		r := &api.NextRowsRequest{Seq: e.Seq, Epoch: e.Epoch, Done: e.Done, Seconds: e.Seconds}
-		_, err = b.next(o, &o.Caller, r, again)
+		if _, err = b.next(o, &o.Caller, r, again); e.Rows == unread && again.Seq == e.Seq {
+			err = nil // a manifest that could not be read, and stops this job alone
+		}
 		if err == nil && (again.Seq != e.Seq || again.Done != e.Done || again.Rows != e.Rows && e.Rows != unread) {
 			err = fmt.Errorf("batch %d has %d rows, and had %d: another version wrote it, or a manifest has changed", e.Seq, again.Rows, e.Rows)
 		}

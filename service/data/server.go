@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -114,6 +115,9 @@ func (s *Server) Open(c *Caller, r *api.OpenDataRequest) (*api.OpenDataResponse,
 
 // Next leases a batch to a worker, and settles batches that were applied. A repeated number has the same answer.
 func (s *Server) Next(c *Caller, r *api.NextRowsRequest) (out *api.NextRowsResponse, err error) {
+	if !(r.Seconds >= 0) || math.IsInf(r.Seconds, 1) { // which a journal cannot hold
+		return nil, fmt.Errorf("done with batch %d after %v seconds: use a finite number, or 0 if it is unknown", r.Done, r.Seconds)
+	}
 	err = s.with(c, r.Set, func(st *set, w *session) error {
 		out, err = st.next(c, w, r)
 		return err

@@ -139,6 +139,11 @@ func (st *set) fits() error {
 		return fmt.Errorf("manifest %q has %d shards, the job %d workers: make one with --workers %d", t.Manifest, st.manifest.Header().Workers, t.Workers,
 			t.Workers)
 	}
+	for worker := range st.manifest.Header().Workers {
+		if t.Deal == dealShards && st.manifest.ShardSizes(worker).Total() == 0 {
+			return fmt.Errorf("manifest %q has no rows for worker %d: make one with --start rotate, or for fewer workers", t.Manifest, worker)
+		}
+	}
 	t.Digest, t.Rows = digest[:], st.manifest.Sizes().Total()
 	return st.manifest.Sizes().Check()
 }
@@ -219,6 +224,9 @@ func (st *set) goOn(from *api.DataState) (s deal.State, err error) {
 	if name, have, mine := differ(from, st.identity(), stated...); name != "" {
 		return s, fmt.Errorf("the state to go on from has %s %v, and worker %d opens the set with %v: open it as before, or another set", name, have,
 			st.first, mine)
+	}
+	if len(from.Draws) > 0 && st.terms.Deal != dealQueue {
+		return s, fmt.Errorf("the state draws rows of groups, and the set is dealt by %s: only a queue favours groups", st.terms.Deal)
 	}
 	sizes := st.sizes(-1)
 	for i, d := range from.Draws {
