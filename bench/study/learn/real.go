@@ -4,44 +4,40 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/bench/study/local"
 	"github.com/rackweave/rackweave/client"
-	"github.com/rackweave/rackweave/service"
 )
 
-// A real training goes through an aggregator over shared memory. Workers sleep for the rest of their steps, which take far longer
-// than what is computed.
+// A real training goes through an aggregator. Workers sleep for the rest of their steps, which take far longer than what is
+// computed.
 const (
-	realStep    = 20 * time.Millisecond // of length 1
-	realSteps   = 150                   // of the fastest worker, in the study
-	realTimeout = 20 * time.Second
+	realStep  = 20 * time.Millisecond // of length 1
+	realSteps = 150                   // of the fastest worker, in the study
 )
 
 // realWorker is one worker of a real training.
 type realWorker struct {
-	*client.Worker
 	rank   int
 	params *network
-	pull   bool          // the parameters, before the next step
 	taken  []int64       // by step: until its gradient was computed, and what it takes to send, in virtual time
 	took   time.Duration // all
 }
 
 // runReal trains through an aggregator. taken has the time of every step, by worker, as a simulation takes it.
-func runReal(ctx context.Context, s *service.Service, setting Setting) (o Outcome, taken [][]int64, err error) {
+func runReal(ctx context.Context, server string, setting Setting) (o Outcome, taken [][]int64, err error) {
 	n := len(setting.Cluster.Steps)
 	job := fmt.Sprintf("learn-%d", time.Now().UnixNano())
 	workers := make([]*realWorker, n)
 	g, running := errgroup.WithContext(ctx)
 	for rank := range workers {
 		workers[rank] = &realWorker{rank: rank}
-		g.Go(func() error { return workers[rank].train(running, s.URL(), job, &setting) })
+		g.Go(func() error { return workers[rank].train(running, server, job, &setting) })
 	}
 	if err := g.Wait(); err != nil {
 		return o, nil, err
@@ -59,24 +55,16 @@ func runReal(ctx context.Context, s *service.Service, setting Setting) (o Outcom
 // train joins, takes rank 0's parameters, and makes steps until the time is over.
 func (w *realWorker) train(ctx context.Context, server, job string, s *Setting) (err error) {
 	n := len(s.Cluster.Steps)
-	w.Worker, err = client.Join(ctx, client.Config{
-		Server: server, Job: job, Rank: w.rank, Workers: n, Mode: "stream", Policy: s.Policy.String(), Optimizer: "sgd_torch",
-		Provider: "shm", Timeout: realTimeout,
-		Hyper: map[string]float64{"lr": s.LR, "momentum": s.Momentum, "scale": 1 / float64(n)},
-	})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, w.Close()) }() // the others wait for it no more
-	if err := w.Register(ctx, []client.Tensor{{Name: "network", Shape: []uint64{parameters}}}); err != nil {
-		return err
-	}
 	w.params = newNetwork(rand.New(rand.NewPCG(s.Seed, 1)))
-	h, err := w.Broadcast(0, client.Bytes(w.params[:]))
-	if err == nil {
-		err = errors.Join(h.Wait(ctx), w.Barrier(ctx, "begin"))
-	}
+	joined, err := local.Join(ctx, client.Config{
+		Server: server, Job: job, Rank: w.rank, Workers: n, Policy: s.Policy.String(),
+		Hyper: map[string]float64{"lr": s.LR, "momentum": s.Momentum, "scale": 1 / float64(n)},
+	}, w.params[:])
 	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, joined.Close()) }() // the others wait for it no more
+	if err := joined.Barrier(ctx, "begin"); err != nil {
 		return err
 	}
 	times, images := rand.New(rand.NewPCG(s.Seed, uint64(w.rank)+3)), rand.New(rand.NewPCG(s.Seed, uint64(w.rank)+100))
@@ -85,11 +73,8 @@ func (w *realWorker) train(ctx context.Context, server, job string, s *Setting) 
 	batch := make([]*image, s.Batch/n)
 	for begun := time.Now(); w.took < time.Duration(s.Steps)*realStep; w.took = time.Since(begun) {
 		from := time.Now()
-		if w.pull {
-			h, err := w.Pull(0, client.Bytes(w.params[:]), 0)
-			if err = wait(ctx, h, err); err != nil {
-				return err
-			}
+		if err := joined.Begin(ctx); err != nil {
+			return err
 		}
 		for i := range batch {
 			batch[i] = &train[images.IntN(len(train))]
@@ -97,26 +82,12 @@ func (w *realWorker) train(ctx context.Context, server, job string, s *Setting) 
 		w.params.gradient(&g, batch)
 		time.Sleep(time.Duration(s.Cluster.stepTime(w.rank, times))*realStep/unit - time.Since(from))
 		computed := time.Now()
-		h, err := w.PushPull(0, client.Bytes(g[:]), client.Bytes(w.params[:]), 0)
-		if err = wait(ctx, h, err); err != nil {
+		if err := joined.End(ctx, g[:]); err != nil {
 			return err
 		}
-		end, err := w.EndStep(ctx)
-		if err != nil {
-			return err
-		}
-		w.pull = end.Pull
 		w.taken = append(w.taken, int64(computed.Sub(from))*unit/int64(realStep)+wire)
 	}
 	return nil
-}
-
-// wait waits for an operation, unless it did not start.
-func wait(ctx context.Context, h client.Handle, err error) error {
-	if err != nil {
-		return err
-	}
-	return h.Wait(ctx)
 }
 
 // runReal runs every variant on every cluster once, one after another, beside its simulation.
@@ -126,21 +97,17 @@ func (p *plan) runReal(ctx context.Context, cfg *Config) (err error) {
 		return err
 	}
 	bar := report.NewProgress(cfg.Log, p.name, len(p.clusters)*len(variants))
-	s, err := service.New(service.Options{
-		Listen: "127.0.0.1:0", Providers: []string{"shm"}, Unpinned: true, Log: slog.New(slog.DiscardHandler),
-	})
+	s, end, err := local.Serve(ctx, "")
 	if err != nil {
 		return err
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(ctx) }()
-	defer func() { err = errors.Join(err, s.Close(), <-ended) }()
+	defer func() { err = errors.Join(err, end()) }()
 	for _, c := range p.clusters {
 		var bsp Outcome
 		var inStep float64 // BSP's rate of pushes in the simulation
 		for i, setting := range variants {
 			setting.Cluster, setting.Seed = c, 1
-			o, taken, err := runReal(ctx, s, setting)
+			o, taken, err := runReal(ctx, s.URL(), setting)
 			if err != nil {
 				return fmt.Errorf("%v on %v: %w", setting.Policy, c, err)
 			}
