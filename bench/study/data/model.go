@@ -8,12 +8,7 @@ import (
 	"github.com/rackweave/rackweave/bench/study/samples"
 )
 
-// image is a digit by its pixels with ink, and a constant input of 1.
-type image struct {
-	digit int
-	at    []int // the first weight of each input
-	ink   []float32
-}
+type image = samples.Image
 
 // problem is the images to train and to test with.
 type problem struct{ train, test []image }
@@ -29,17 +24,12 @@ func newProblem(imbalanced bool) *problem {
 	p, all := &problem{}, samples.Digits()
 	var rows [samples.Classes]int
 	for i, k := range rand.New(rand.NewPCG(1, 0)).Perm(len(all)) {
-		x := image{digit: int(all[k].Digit)}
-		for pixel, ink := range append(all[k].Ink[:], 1) {
-			if ink > 0 {
-				x.at, x.ink = append(x.at, pixel*samples.Classes), append(x.ink, ink)
-			}
-		}
+		x := all[k]
 		if i < len(all)/3 {
 			p.test = append(p.test, x)
 			continue
 		}
-		if rows[x.digit]++; !imbalanced || x.digit < rareFrom || rows[x.digit] <= rareRows {
+		if rows[x.Digit]++; !imbalanced || x.Digit < rareFrom || rows[x.Digit] <= rareRows {
 			p.train = append(p.train, x)
 		}
 	}
@@ -50,26 +40,34 @@ func newProblem(imbalanced bool) *problem {
 func (p *problem) classes() [][]int {
 	groups := make([][]int, samples.Classes)
 	for i := range p.train {
-		groups[p.train[i].digit] = append(groups[p.train[i].digit], i)
+		digit := p.train[i].Digit
+		groups[digit] = append(groups[digit], i)
 	}
 	return groups
 }
 
-// softmax is a regression: for each input the weights of the classes.
+// softmax is a regression: for each pixel the weights of the classes, and at the end their biases.
 type softmax [(samples.Pixels + 1) * samples.Classes]float32
 
 type perClass = [samples.Classes]float32
 
+// of returns the weights of a pixel, or of its successor, the constant input of 1.
+func (m *softmax) of(pixel int) *perClass { return (*perClass)(m[pixel*samples.Classes:]) }
+
 // forward sets p to the probabilities of an image's classes, and returns the cross entropy.
 func (m *softmax) forward(x *image, p *perClass) float64 {
 	*p = perClass{}
-	for i, at := range x.at {
-		ink := x.ink[i]
-		for k, w := range (*perClass)(m[at:]) {
-			p[k] += ink * w
+	for pixel, ink := range &x.Ink {
+		if ink > 0 {
+			for k, w := range m.of(pixel) {
+				p[k] += ink * w
+			}
 		}
 	}
-	highest, own, sum := slices.Max(p[:]), p[x.digit], float32(0)
+	for k, bias := range m.of(samples.Pixels) {
+		p[k] += bias
+	}
+	highest, own, sum := slices.Max(p[:]), p[x.Digit], float32(0)
 	for k, v := range p {
 		p[k] = float32(math.Exp(float64(v - highest)))
 		sum += p[k]
@@ -84,12 +82,18 @@ func (m *softmax) forward(x *image, p *perClass) float64 {
 func (m *softmax) add(at *softmax, x *image, factor float32) {
 	var d perClass
 	at.forward(x, &d)
-	d[x.digit]--
-	for i, at := range x.at {
-		ink, w := factor*x.ink[i], (*perClass)(m[at:])
-		for k, v := range &d {
-			w[k] += ink * v
+	d[x.Digit]--
+	for pixel, ink := range &x.Ink {
+		if ink > 0 {
+			w, f := m.of(pixel), factor*ink
+			for k, v := range &d {
+				w[k] += f * v
+			}
 		}
+	}
+	biases := m.of(samples.Pixels)
+	for k, v := range &d {
+		biases[k] += factor * v
 	}
 }
 
@@ -99,7 +103,7 @@ func (m *softmax) measure(images []image) (loss, accuracy float64) {
 	right := 0
 	for i := range images {
 		loss += m.forward(&images[i], &p)
-		if slices.Index(p[:], slices.Max(p[:])) == images[i].digit {
+		if slices.Index(p[:], slices.Max(p[:])) == int(images[i].Digit) {
 			right++
 		}
 	}

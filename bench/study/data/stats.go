@@ -11,7 +11,7 @@ import (
 // brownForsythe tests samples for equal variances: it returns the statistic, an analysis of variance of the distances from each
 // sample's median, and the probability of one as large if they are equal. The samples must have two values or more.
 func brownForsythe(samples ...[]float64) (f, p float64) {
-	var all, means []float64
+	var all []float64
 	within := 0.0
 	for _, s := range samples {
 		sorted := slices.Sorted(slices.Values(s))
@@ -20,31 +20,16 @@ func brownForsythe(samples ...[]float64) (f, p float64) {
 		for i, x := range s {
 			distances[i] = math.Abs(x - median)
 		}
-		mean := stat.Mean(distances, nil)
-		for _, d := range distances {
-			within += (d - mean) * (d - mean)
-			means = append(means, mean)
-		}
+		within += float64(len(s)-1) * stat.Variance(distances, nil)
 		all = append(all, distances...)
 	}
-	grand, between := stat.Mean(all, nil), 0.0
-	for _, m := range means {
-		between += (m - grand) * (m - grand)
-	}
 	d1, d2 := float64(len(samples)-1), float64(len(all)-len(samples))
-	if between == 0 {
+	between := float64(len(all)-1)*stat.Variance(all, nil) - within
+	if between <= 0 {
 		return 0, 1
 	}
 	f = between / d1 / (within / d2)
 	return f, distuv.F{D1: d1, D2: d2}.Survival(f)
-}
-
-// variances returns the F statistic of two sample variances of n values each, x's over y's, and the probability of a ratio as far
-// from 1 on either side, if the values are normal with equal variances.
-func variances(x, y float64, n int) (f, p float64) {
-	d := distuv.F{D1: float64(n - 1), D2: float64(n - 1)}
-	f = x / y
-	return f, 2 * min(d.CDF(f), d.Survival(f))
 }
 
 // paired returns the mean of the differences a - b of pairs, and half the width of its 95 % interval.

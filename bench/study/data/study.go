@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -48,14 +49,13 @@ type plan struct {
 	name, title string
 	imbalanced  bool
 	condition
-	thesis bool // prints published figures beside its own
 	// answer runs it. If nil, all ways train under the condition.
 	answer func(ctx context.Context, p *plan, cfg *Config, out io.Writer) (Study, error)
 }
 
 var plans = []plan{
 	{name: "full-sync", title: "all digits, workers in step", condition: condition{synchronous: true, slow: 1}},
-	{name: "full-async", title: "all digits, asynchronous", condition: condition{slow: 1}, thesis: true},
+	{name: "full-async", title: "all digits, asynchronous", condition: condition{slow: 1}},
 	{name: "full-slow", title: "all digits, asynchronous, one worker three times slower", condition: condition{slow: 3}},
 	{name: "imbalanced-sync", title: "three rare classes, workers in step", imbalanced: true,
 		condition: condition{synchronous: true, slow: 1}},
@@ -63,7 +63,7 @@ var plans = []plan{
 	{name: "imbalanced-slow", title: "three rare classes, asynchronous, one worker three times slower", imbalanced: true,
 		condition: condition{slow: 3}},
 	{name: "speed", title: "time of an epoch in which every row counts, over the least possible", answer: speed},
-	{name: "real", title: "the same by the clock, through an aggregator that deals the rows of a manifest", answer: through},
+	{name: "real", title: "the same by the clock, through an aggregator that deals the rows of a manifest", answer: through(realRow, realEpochs)},
 }
 
 // Names lists the studies.
@@ -157,16 +157,16 @@ func compare(ctx context.Context, p *plan, cfg *Config, out io.Writer) (s Study,
 	apart, unequal := 0, 0
 	for i := range s.Rows {
 		r := &s.Rows[i]
-		v := r.beside(random)
-		line := []string{r.Way, fmt.Sprintf("%.2f", v.mean), fmt.Sprintf("%.2f", v.sd), "", "", "", fmt.Sprintf("%.4f", v.loss),
-			fmt.Sprintf("%.4f", v.lossSD), ""}
+		accuracy, loss := compareTo(random.Accuracy, r.Accuracy), compareTo(random.Loss, r.Loss)
+		line := []string{r.Way, fmt.Sprintf("%.2f", accuracy.mean), fmt.Sprintf("%.2f", accuracy.sd), "", "", "",
+			fmt.Sprintf("%.4f", loss.mean), fmt.Sprintf("%.4f", loss.sd), ""}
 		if i > 0 {
-			line[3], line[4], line[5], line[8] = fmt.Sprintf("%+.2f ± %.2f", v.over, v.half), fmt.Sprintf("%.2f", v.ratio), probability(v.p),
-				probability(v.lossP)
-			if v.over > v.half || -v.over > v.half {
+			line[3], line[4] = fmt.Sprintf("%+.2f ± %.2f", accuracy.over, accuracy.half), fmt.Sprintf("%.2f", accuracy.ratio)
+			line[5], line[8] = probability(accuracy.p), probability(loss.p)
+			if math.Abs(accuracy.over) > accuracy.half {
 				apart++
 			}
-			if v.p < 0.05 {
+			if accuracy.p < 0.05 {
 				unequal++
 			}
 		}
@@ -175,28 +175,22 @@ func compare(ctx context.Context, p *plan, cfg *Config, out io.Writer) (s Study,
 	others := len(s.Rows) - 1
 	s.Findings = append(s.Findings, fmt.Sprintf("of %d ways, %d have a mean apart from random's at 95%%, and %d an unequal variance at p < .05: "+
 		"%.1f each are expected by chance", others, apart, unequal, 0.05*float64(others)))
-	err = table(out, lines)
-	if err == nil && p.thesis {
-		err = thesis(&s, out)
-	}
-	return s, err
+	return s, table(out, lines)
 }
 
-// verdict is a row beside another one of the same seeds.
-type verdict struct {
-	mean, sd, over, half, ratio, p float64 // of the accuracy
-	loss, lossSD, lossRatio, lossP float64
+// comparison compares values with the values of another way at the same seeds.
+type comparison struct {
+	mean, sd   float64
+	over, half float64 // the mean difference, and half its 95 % interval
+	ratio, p   float64 // the other variance over this one, and the probability of such a difference by chance
 }
 
-func (r *Row) beside(other *Row) (v verdict) {
-	v.mean, v.sd = stat.MeanStdDev(r.Accuracy, nil)
-	v.over, v.half = paired(r.Accuracy, other.Accuracy)
-	v.ratio = stat.Variance(other.Accuracy, nil) / stat.Variance(r.Accuracy, nil)
-	_, v.p = brownForsythe(r.Accuracy, other.Accuracy)
-	v.loss, v.lossSD = stat.MeanStdDev(r.Loss, nil)
-	v.lossRatio = stat.Variance(other.Loss, nil) / stat.Variance(r.Loss, nil)
-	_, v.lossP = brownForsythe(r.Loss, other.Loss)
-	return v
+func compareTo(others, values []float64) (c comparison) {
+	c.mean, c.sd = stat.MeanStdDev(values, nil)
+	c.over, c.half = paired(values, others)
+	c.ratio = stat.Variance(others, nil) / stat.Variance(values, nil)
+	_, c.p = brownForsythe(values, others)
+	return c
 }
 
 // probability writes one.
@@ -253,7 +247,7 @@ func speed(ctx context.Context, p *plan, cfg *Config, out io.Writer) (s Study, e
 		lines = append(lines, []string{r.Way, fmt.Sprintf("%.2f", times[r.Way]/ideal), fmt.Sprintf("%.2f", stat.Mean(r.Accuracy, nil))})
 	}
 	s.Findings = []string{
-		fmt.Sprintf("with a slow worker, shards take %.2f of the queue's time, asynchronous; in step, even batches %.2f of sizes by speed",
+		fmt.Sprintf("with a slow worker, asynchronous shards take %.2f of a queue's time, and batches of one size in step %.2f of sizes by speed",
 			times["1:3, asynchronous, random"]/times["1:3, asynchronous, queue"],
 			times["1:3, in step, random"]/times["1:3, in step, sizes by speed, queue"]),
 	}

@@ -20,7 +20,7 @@ type way struct {
 	// groups divides the rows. If nil, they are one group.
 	groups func(p *problem, seed uint64) ([][]int, error)
 	// divide returns the workers' shards. If nil, workers share a queue of all rows, spread by group.
-	divide func(p *problem, groups [][]int, seed uint64) ([][]int, error)
+	divide func(groups [][]int, seed uint64) ([][]int, error)
 }
 
 func byDigit(p *problem, _ uint64) ([][]int, error) { return p.classes(), nil }
@@ -28,10 +28,10 @@ func byDigit(p *problem, _ uint64) ([][]int, error) { return p.classes(), nil }
 // alike divides the rows into k clusters by what they look like.
 func alike(k int) func(*problem, uint64) ([][]int, error) {
 	return func(p *problem, seed uint64) ([][]int, error) {
-		x := make([]float64, len(p.train)*samples.Pixels)
-		for i, image := range p.train {
-			for j, at := range image.at[:len(image.at)-1] { // without the constant
-				x[i*samples.Pixels+at/samples.Classes] = float64(image.ink[j])
+		var x []float64
+		for i := range p.train {
+			for _, ink := range p.train[i].Ink {
+				x = append(x, float64(ink))
 			}
 		}
 		groups, row := make([][]int, k), 0
@@ -45,8 +45,9 @@ func alike(k int) func(*problem, uint64) ([][]int, error) {
 	}
 }
 
-func dealt(start data.Start, broadcast bool) func(*problem, [][]int, uint64) ([][]int, error) {
-	return func(_ *problem, groups [][]int, seed uint64) ([][]int, error) {
+// dealt divides the rows with package data.
+func dealt(start data.Start, broadcast bool) func([][]int, uint64) ([][]int, error) {
+	return func(groups [][]int, seed uint64) ([][]int, error) {
 		d, err := data.NewDeal(sizes(groups), workers, start, broadcast, seed)
 		if err != nil {
 			return nil, err
@@ -67,16 +68,16 @@ func dealt(start data.Start, broadcast bool) func(*problem, [][]int, uint64) ([]
 }
 
 // inTurn gives worker w every row i with i mod workers = w, as tf.data's shard does.
-func inTurn(p *problem, _ [][]int, _ uint64) ([][]int, error) {
+func inTurn(groups [][]int, _ uint64) ([][]int, error) {
 	shards := make([][]int, workers)
-	for i := range p.train {
-		shards[i%workers] = append(shards[i%workers], i)
+	for i, row := range slices.Concat(groups...) {
+		shards[i%workers] = append(shards[i%workers], row)
 	}
 	return shards, nil
 }
 
 // skewed gives each worker the rows of two or three digits.
-func skewed(p *problem, groups [][]int, _ uint64) (shards [][]int, err error) {
+func skewed(groups [][]int, _ uint64) (shards [][]int, err error) {
 	rows := slices.Concat(groups...)
 	for w := range workers {
 		shards = append(shards, rows[w*len(rows)/workers:(w+1)*len(rows)/workers])
@@ -84,7 +85,7 @@ func skewed(p *problem, groups [][]int, _ uint64) (shards [][]int, err error) {
 	return shards, nil
 }
 
-// The first of the ways is the one that others are compared with.
+// Other ways are compared with the first one.
 var ways = []way{
 	{"random", nil, dealt(data.Rotate, false)},
 	{"mod", nil, inTurn},
@@ -152,7 +153,7 @@ func (w *way) open(p *problem, synchronous bool, seed uint64) (s *supply, err er
 		s.dealer, err = data.NewLedger(n, workers, synchronous, data.State{})
 		return s, err
 	}
-	shards, err := w.divide(p, groups, seed)
+	shards, err := w.divide(groups, seed)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +167,7 @@ func (w *way) open(p *problem, synchronous bool, seed uint64) (s *supply, err er
 
 // take leases a worker's next batch of at most so many rows, in the next epoch if this one is over. Without rows the worker must
 // wait for others, or take part in their step with nothing.
-func (s *supply) take(worker int, count int) (rows []int, err error) {
+func (s *supply) take(worker, count int) (rows []int, err error) {
 	n := &s.next[worker]
 	for {
 		n.seq++
