@@ -31,14 +31,13 @@ const (
 
 // Config chooses groups.
 type Config struct {
-	K      int // groups
-	Axes   int // if not 0, so many principal axes, instead of the fewest with 90 % of the variance and at most 50
-	Seed   uint64
-	Sample int // if not 0, the rows that k-means looks at, instead of 50000
+	K    int // groups
+	Axes int // if not 0, so many principal axes, instead of the fewest with 90 % of the variance and at most 50
+	Seed uint64
 }
 
-// Rows calls f with all rows in their order, a few at a time. x has the numbers of each, which are finite. Every call has the same
-// rows.
+// Rows calls f with all rows in their order, one or more at a time. x has the numbers of each, which are finite. Every call has the
+// same rows.
 type Rows func(f func(x []float64) error) error
 
 // Divide calls f with the number of each row's group, in the order of the rows, and returns the number of axes. It reads the rows
@@ -52,25 +51,24 @@ func Divide(rows Rows, width int, cfg Config, f func(group int) error) (axes int
 	case cfg.Axes < 0 || cfg.Axes > width:
 		return 0, fmt.Errorf("%d principal axes of %d features: use at most as many", cfg.Axes, width)
 	}
-	c := &divider{width: width, cfg: cfg, random: rand.New(rand.NewPCG(cfg.Seed, 0))}
-	c.most = min(sampleRows, sampleBytes/8/width)
-	if cfg.Sample > 0 {
-		c.most = cfg.Sample
-	}
-	c.begin()
+	return newDivider(width, cfg, min(sampleRows, sampleBytes/8/width)).divide(rows, f)
+}
+
+// divide is Divide, with a checked configuration.
+func (c *divider) divide(rows Rows, f func(group int) error) (axes int, err error) {
 	if err := rows(c.gather); err != nil {
 		return 0, err
 	}
-	if uint64(cfg.K) > c.rows {
-		return 0, fmt.Errorf("%d groups of %d rows: use at most as many", cfg.K, c.rows)
+	if uint64(c.cfg.K) > c.rows {
+		return 0, fmt.Errorf("%d groups of %d rows: use at most as many", c.cfg.K, c.rows)
 	}
 	if err := c.analyse(); err != nil {
 		return 0, err
 	}
 	p := c.axes.RawMatrix().Cols
-	m := newMeans(c.project(nil, c.sample), p, float64(c.rows)/float64(len(c.sample)/width))
+	m := newMeans(c.project(nil, c.sample), p, float64(c.rows)/float64(len(c.sample)/c.width))
 	c.sample = nil
-	m.seed(cfg.K, c.random)
+	m.seed(c.cfg.K, c.random)
 	m.lloyd()
 	var y []float64
 	if c.rows > uint64(c.most) {
@@ -114,9 +112,11 @@ type divider struct {
 	axes    *mat.Dense
 }
 
-func (c *divider) begin() {
-	c.sample = make([]float64, 0, c.most*c.width)
-	c.mean, c.squares = mat.NewVecDense(c.width, nil), mat.NewSymDense(c.width, nil)
+func newDivider(width int, cfg Config, most int) *divider {
+	return &divider{
+		width: width, cfg: cfg, most: most, random: rand.New(rand.NewPCG(cfg.Seed, 0)), sample: make([]float64, 0, most*width),
+		mean: mat.NewVecDense(width, nil), squares: mat.NewSymDense(width, nil),
+	}
 }
 
 // gather adds rows to the sums and to the sample.
@@ -131,14 +131,13 @@ func (c *divider) gather(x []float64) error {
 		}
 	}
 	// Sums of a batch are about its own mean, so that they lose no digits to a far origin (Chan, Golub, LeVeque, 1983).
-	mean := mat.NewVecDense(c.width, nil)
+	mean, centred := mat.NewVecDense(c.width, nil), mat.DenseCopyOf(mat.NewDense(n, c.width, x))
 	for i := range n {
-		mean.AddScaledVec(mean, 1/float64(n), mat.NewVecDense(c.width, x[i*c.width:(i+1)*c.width]))
+		mean.AddScaledVec(mean, 1/float64(n), centred.RowView(i))
 	}
-	centred := mat.NewDense(n, c.width, nil)
 	for i := range n {
 		row := mat.NewVecDense(c.width, centred.RawRowView(i))
-		row.SubVec(mat.NewVecDense(c.width, x[i*c.width:(i+1)*c.width]), mean)
+		row.SubVec(row, mean)
 	}
 	c.squares.SymRankK(c.squares, 1, centred.T())
 	mean.SubVec(mean, c.mean)

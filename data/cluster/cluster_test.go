@@ -34,6 +34,15 @@ func groupsOf(t interface{ Fatal(...any) }, rows Rows, width int, cfg Config) (g
 	return groups, axes
 }
 
+// groupsOfSample divides as Divide does, with k-means on a sample of that many rows.
+func groupsOfSample(t *testing.T, rows Rows, width int, cfg Config, sample int) (groups []int) {
+	_, err := newDivider(width, cfg, sample).divide(rows, func(g int) error { groups = append(groups, g); return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return groups
+}
+
 // squares returns the sum of squares of rows about the means of their groups.
 func squares(x []float64, width int, groups []int) (sum float64) {
 	means, counts := map[int][]float64{}, map[int]float64{}
@@ -135,8 +144,7 @@ func TestAxesAreThoseOfPowerIteration(t *testing.T) {
 			}
 		}
 	}
-	c := &divider{width: width, most: 10, random: r}
-	c.begin()
+	c := newDivider(width, Config{}, 10)
 	for part := range slices.Chunk(x, 13*width) {
 		if err := c.gather(part); err != nil {
 			t.Fatal(err)
@@ -205,16 +213,14 @@ func TestSparseGroupsBesideTheSampleAreFound(t *testing.T) {
 				x[row*width+j] = 300 + r.NormFloat64()
 			}
 		}
-		cfg := Config{K: 6, Seed: seed, Sample: 500}
-		c := &divider{width: width, cfg: cfg, most: cfg.Sample, random: rand.New(rand.NewPCG(seed, 0))}
-		c.begin()
+		c := newDivider(width, Config{K: 6, Seed: seed}, 500)
 		if err := rowsOf(x, width, 1000)(c.gather); err != nil {
 			t.Fatal(err)
 		}
 		if slices.ContainsFunc(c.sample, func(x float64) bool { return x > 200 }) {
 			continue // the sample has one: nothing is missed
 		}
-		groups, _ := groupsOf(t, rowsOf(x, width, 1000), width, cfg)
+		groups := groupsOfSample(t, rowsOf(x, width, 1000), width, Config{K: 6, Seed: seed}, 500)
 		count := 0
 		for _, g := range groups {
 			if g == groups[17] {
@@ -226,7 +232,7 @@ func TestSparseGroupsBesideTheSampleAreFound(t *testing.T) {
 				t.Errorf("seed %d: row %d is in group %d, not %d, which has %d rows", seed, row, groups[row], groups[17], count)
 			}
 		}
-		all, _ := groupsOf(t, rowsOf(x, width, 1000), width, Config{K: 6, Seed: seed, Sample: 5000})
+		all := groupsOfSample(t, rowsOf(x, width, 1000), width, Config{K: 6, Seed: seed}, 5000)
 		if few, many := squares(x, width, groups), squares(x, width, all); few > 2*many {
 			t.Errorf("seed %d: squares %g from 500 rows, %g from 5000", seed, few, many)
 		}
@@ -241,7 +247,7 @@ func TestGroupsOfOneSeedAreTheSame(t *testing.T) {
 	}
 	var before []int
 	for i, seed := range []uint64{1, 1, 2} {
-		groups, _ := groupsOf(t, rowsOf(x, 3, 100), 3, Config{K: 5, Seed: seed, Sample: 200})
+		groups := groupsOfSample(t, rowsOf(x, 3, 100), 3, Config{K: 5, Seed: seed}, 200)
 		if slices.Equal(groups, before) != (i == 1) {
 			t.Errorf("division %d, of seed %d, is that of the one before: %v", i, seed, slices.Equal(groups, before))
 		}
@@ -299,7 +305,7 @@ func TestMemoryDoesNotGrowWithTheRows(t *testing.T) {
 			}
 			return nil
 		}
-		if _, err := Divide(stream, 8, Config{K: 5, Sample: 1000}, func(int) error { return nil }); err != nil {
+		if _, err := newDivider(8, Config{K: 5}, 1000).divide(stream, func(int) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
 		return most

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// MaxGroups bounds the groups of a report.
-	MaxGroups = 1 << 16
+	// maxGroups bounds the groups of a report.
+	maxGroups = 1 << 16
 	// mostData bounds the values of a message, in bytes.
 	mostData = 1 << 20
 	// messageCopies bounds the copies of a message in memory. JSON makes it longer, and is written more than once.
@@ -33,7 +33,7 @@ const (
 type Server struct {
 	// Running returns a job of the caller's that runs.
 	Running func(ctx context.Context, what, name string) (*job.Job, error)
-	// Losses, if not nil, receives the losses of a job's groups.
+	// Losses receives the losses of a job's groups.
 	Losses func(j *job.Job, losses []float64) error
 }
 
@@ -212,8 +212,8 @@ func (s *Server) Report(ctx context.Context, r *api.ReportLossRequest) (*api.Rep
 	if err != nil {
 		return nil, err
 	}
-	if n := len(r.GroupLosses); n > MaxGroups {
-		return nil, rpc.Refuse(connect.CodeInvalidArgument, "report loss: job %q: %d groups: report at most %d", j.Name, n, MaxGroups)
+	if n := len(r.GroupLosses); n > maxGroups {
+		return nil, rpc.Refuse(connect.CodeInvalidArgument, "report loss: job %q: %d groups: report at most %d", j.Name, n, maxGroups)
 	}
 	for i, x := range r.GroupLosses {
 		if !(x >= 0) || math.IsInf(x, 1) {
@@ -231,7 +231,7 @@ func (s *Server) Report(ctx context.Context, r *api.ReportLossRequest) (*api.Rep
 			return nil, rpc.Refuse(connect.CodeFailedPrecondition, "report loss: job %q: %w", j.Name, err)
 		}
 	}
-	if s.Losses != nil && len(r.GroupLosses) > 0 {
+	if len(r.GroupLosses) > 0 {
 		if err := s.Losses(j, r.GroupLosses); err != nil {
 			return nil, rpc.Refuse(connect.CodeInvalidArgument, "report loss: job %q: %w", j.Name, err)
 		}

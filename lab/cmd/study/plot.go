@@ -31,12 +31,7 @@ func plotCommand() *cobra.Command {
 }
 
 func boxesCommand() *cobra.Command {
-	return drawCommand("boxes", "rackweave bench learn --data", func(s *data.Study, folder string) error {
-		if err := boxes(s, filepath.Join(folder, s.Name+".svg")); err != nil {
-			return fmt.Errorf("boxes of study %s: %w", s.Name, err)
-		}
-		return nil
-	})
+	return drawCommand("boxes", "rackweave bench learn --data", boxes)
 }
 
 // drawCommand returns a command that draws each study of a file that another command wrote as JSON.
@@ -68,7 +63,7 @@ func drawCommand[S any](use, from string, each func(s *S, folder string) error) 
 }
 
 // boxes draws the accuracy of each way: its median, quartiles and outliers.
-func boxes(s *data.Study, file string) error {
+func boxes(s *data.Study, folder string) error {
 	p := plot.New()
 	p.Title.Text, p.Y.Label.Text = s.Name+": "+s.Title, "accuracy %"
 	p.X.Tick.Label.Rotation, p.X.Tick.Label.XAlign, p.X.Tick.Label.YAlign = math.Pi/6, draw.XRight, draw.YCenter
@@ -77,13 +72,13 @@ func boxes(s *data.Study, file string) error {
 	for i, r := range s.Rows {
 		box, err := plotter.NewBoxPlot(vg.Points(20), float64(i), plotter.Values(r.Accuracy))
 		if err != nil {
-			return fmt.Errorf("%s: %w", r.Way, err)
+			return fmt.Errorf("box of %s in study %s: %w", r.Way, s.Name, err)
 		}
 		p.Add(box)
 		names = append(names, r.Way)
 	}
 	p.NominalX(names...)
-	return p.Save(8*vg.Inch, 5*vg.Inch, file)
+	return p.Save(8*vg.Inch, 5*vg.Inch, filepath.Join(folder, s.Name+".svg"))
 }
 
 // curve is a kind of plot: a line for each way, over all points of its trainings.
