@@ -135,8 +135,8 @@ func TestManifestsThatDoNotFitAreRefused(t *testing.T) {
 		`"..": name a file`:                  {Manifest: ".."},
 		`"/etc/passwd": name a file`:         {Manifest: "/etc/passwd"},
 		"has 3 shards, the job 2 workers":    {Manifest: "m", Deal: dealShards},
-		"draws rows [60 0] of the groups":    {Manifest: "m", State: drawing(digest, 60, 0)},
-		"draws rows [60 0 1] of the groups":  {Manifest: "m", State: drawing(digest, 60, 0, 1)},
+		"draws 60 rows of 2 groups":          {Manifest: "m", State: drawing(digest, 60, 0)},
+		"draws 61 rows of 3 groups":          {Manifest: "m", State: drawing(digest, 60, 0, 1)},
 	} {
 		s := NewServer(Config{Dir: dir})
 		o.Batch = 5

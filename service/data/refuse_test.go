@@ -114,3 +114,29 @@ func TestShardsHaveRowsAndNoDraws(t *testing.T) {
 		t.Errorf("shards with draws: %v", err)
 	}
 }
+
+func TestAStateWithoutANameIsTheBeginning(t *testing.T) {
+	b := serveBeside(t, t.TempDir())
+	open, err := b.Open(&api.OpenDataRequest{Job: "j", Workers: 1, Incarnation: "a", Rows: 5, Batch: 5,
+		State: &api.DataState{Epoch: 3, Draws: []*api.GroupDraws{{}, {Rows: []uint64{1 << 62, 1 << 62}}}}}, nil)
+	if err != nil || open.Epoch != 0 {
+		t.Fatal(open, err)
+	}
+	if r, err := b.Next(open.Session, &api.NextRowsRequest{Seq: 1}, nil); err != nil || len(r.Rows) != 5*8 {
+		t.Errorf("%v (%v)", r, err)
+	}
+}
+
+func TestErrorsAreShortWhateverACallHas(t *testing.T) {
+	b, long := serveBeside(t, t.TempDir()), strings.Repeat("x", 1e5)
+	for _, r := range []*api.OpenDataRequest{
+		{Digest: []byte(long)}, {Manifest: long}, {Deal: long}, {State: &api.DataState{Set: "train", Rows: 5, Deal: long}},
+		{State: &api.DataState{Set: "train", Rows: 5, Deal: "queue", Digest: []byte(long)}},
+		{State: &api.DataState{Set: "train", Rows: 5, Deal: "queue", Draws: []*api.GroupDraws{{Rows: make([]uint64, 1e5)}}}},
+	} {
+		r.Job, r.Workers, r.Incarnation, r.Rows, r.Batch = "j", 1, "a", 5, 1
+		if _, err := b.Open(r, nil); err == nil || len(err.Error()) > 500 {
+			t.Errorf("error %.1000v", err)
+		}
+	}
+}

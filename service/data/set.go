@@ -136,6 +136,9 @@ func (st *set) complete(from *api.DataState) error {
 			return err
 		}
 	}
+	if from.GetSet() == "" {
+		from = nil // the beginning, whatever else it holds
+	}
 	s, err := st.goOn(from)
 	if err != nil {
 		return err

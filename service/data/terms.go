@@ -3,6 +3,7 @@ package data
 import (
 	"bytes"
 	"cmp"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -47,7 +48,10 @@ func differ(a, b proto.Message, names ...string) (name string, x, y any) {
 		field := a.ProtoReflect().Descriptor().Fields().ByName(protoreflect.Name(name))
 		if x, y := a.ProtoReflect().Get(field), b.ProtoReflect().Get(field); !x.Equal(y) {
 			if field.Kind() == protoreflect.BytesKind {
-				return name, fmt.Sprintf("%x", x.Bytes()), fmt.Sprintf("%x", y.Bytes())
+				return name, fmt.Sprintf("%.32x", x.Bytes()), fmt.Sprintf("%.32x", y.Bytes())
+			}
+			if field.Kind() == protoreflect.StringKind {
+				return name, rpc.Printable(x.String(), rpc.MaxNameBytes), rpc.Printable(y.String(), rpc.MaxNameBytes)
 			}
 			return name, x, y
 		}
@@ -64,7 +68,11 @@ func termsOf(c *Caller, r *api.OpenDataRequest) (*api.OpenDataRequest, error) {
 	case !known:
 		err = fmt.Errorf("deal %q: use queue, fixed or shards", rpc.Printable(r.Deal, rpc.MaxNameBytes))
 	case (r.Manifest == "") == (r.Rows == 0), r.Rows > deal.MaxRows:
-		err = fmt.Errorf("manifest %q and %d rows: give a manifest, or 1 to 2^40 rows", r.Manifest, r.Rows)
+		err = fmt.Errorf("manifest %q and %d rows: give a manifest, or 1 to 2^40 rows", rpc.Printable(r.Manifest, rpc.MaxNameBytes),
+			r.Rows)
+	case len(r.Digest) > 0 && (r.Manifest == "" || len(r.Digest) != sha256.Size):
+		err = fmt.Errorf("digest of %d bytes, manifest %q: give that of a manifest, of %d bytes, or none", len(r.Digest),
+			rpc.Printable(r.Manifest, rpc.MaxNameBytes), sha256.Size)
 	case t.Deal == dealShards && r.Manifest == "":
 		err = errors.New("deal shards without a manifest: give one, which has the shards")
 	case r.Batch < 1 || r.Batch > maxBatch:
@@ -216,9 +224,9 @@ func (st *set) identity() *api.DataState {
 	return s
 }
 
-// goOn reads a state, and checks that it is of the same rows in the same order. Without a name it is the beginning.
+// goOn reads a state, and checks that it is of the same rows in the same order. If it is nil, they begin.
 func (st *set) goOn(from *api.DataState) (s deal.State, err error) {
-	if from.GetSet() == "" {
+	if from == nil {
 		return s, nil
 	}
 	if name, have, mine := differ(from, st.identity(), stated...); name != "" {
@@ -237,7 +245,8 @@ func (st *set) goOn(from *api.DataState) (s deal.State, err error) {
 			bad = rows[g] > 0 && sizes[g] == 0
 		}
 		if bad {
-			return s, fmt.Errorf("the state draws rows %d of the groups from epoch %d on, and the groups have %d", rows, d.GetEpoch(), sizes)
+			return s, fmt.Errorf("the state draws %d rows of %d groups from epoch %d on, and the groups have %d rows in %d: use what State returned",
+				rows.Total(), len(rows), d.GetEpoch(), sizes.Total(), len(sizes))
 		}
 	}
 	s = deal.State{Epoch: from.Epoch, Cursor: from.Cursor}
