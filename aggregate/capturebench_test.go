@@ -16,7 +16,7 @@ import (
 )
 
 // BenchmarkStepsWhileCaptured compares the median time of a step in blocks without captures and in blocks with one after the other,
-// in alternation. Nobody reads what is captured, so that the difference is what lanes and memory cost.
+// in alternation. The captures have no reader, so the difference is the cost of lanes and memory.
 func BenchmarkStepsWhileCaptured(b *testing.B) {
 	const workers, block = 2, 50
 	for _, mib := range []uint64{4, 64} {

@@ -61,7 +61,7 @@ const (
 	captureSilence = 15 * time.Second // of aggregators that capture: each sends a message every second
 	captureTries   = 5                // at steps that all aggregators of a job can still capture
 	captureAhead   = 8                // steps by which the second try is later; then four times as many
-	mostCaptured   = 1 << 40          // elements
+	mostCaptured   = 1 << 34          // elements: the aggregator's word alone allocates no more
 )
 
 // Capture returns the parameters as they were after one step of every chunk, which is a step or two ahead of the workers, and that

@@ -17,7 +17,7 @@ import (
 	"github.com/rackweave/rackweave/service"
 )
 
-// observed is a job of some workers, each of which trains at its own pace, whose gradients depend on rank and step.
+// observed is a job whose workers train at their own paces, with gradients that depend on rank and step.
 type observed struct {
 	servers []string // of each worker
 	cfg     client.Config

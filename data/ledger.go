@@ -81,7 +81,7 @@ func (l *Ledger) over(seq uint64) bool {
 	return l.pending == 0
 }
 
-// maxRanges bounds the ranges of a lease, each of which costs its dealer a look for its place. A batch of more is smaller.
+// maxRanges bounds the ranges of a lease, because a dealer seeks once for each. A batch that would need more is smaller.
 const maxRanges = 32
 
 // take deals at most so many positions, returned ones first.

@@ -220,7 +220,7 @@ func TestAServiceBesideAsksForTheTokensOfJobs(t *testing.T) {
 	}
 }
 
-// BenchmarkNext has 64 workers, each of which takes a batch for every step of 100 ms.
+// BenchmarkNext measures calls of 64 workers. Each takes a batch for every step of 100 ms.
 func BenchmarkNext(b *testing.B) {
 	for _, journal := range []string{"", filepath.Join(b.TempDir(), "journal")} {
 		b.Run(fmt.Sprintf("workers=64,journal=%v", journal != ""), func(b *testing.B) {

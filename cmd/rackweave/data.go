@@ -74,7 +74,7 @@ Memory does not grow with the number of rows.`,
 	})
 	fl := cmd.Flags()
 	fl.StringVar(&f.h.Label, "label", "", "column whose values are the groups, if they are not clusters or in a file")
-	fl.IntVar(&f.h.Workers, "workers", 0, "workers, each of which gets a shard")
+	fl.IntVar(&f.h.Workers, "workers", 0, "the number of workers; each gets a shard")
 	fl.StringVar(&f.h.How, "how", "stratified", "random, mod, stratified or aware")
 	fl.IntVar(&f.k, "k", 0, "groups of aware (default: twice the values of --label)")
 	fl.IntVar(&f.pca, "pca", 0, "principal axes of aware (default: the fewest with 90 % of the variance, and at most 50)")
@@ -339,7 +339,7 @@ func (s *shown) print(w io.Writer) {
 	}
 }
 
-// shade returns a block as high as a share, of which an even one is 1.
+// shade returns a block whose height shows a share; an even share is 1.
 func shade(share float64) string {
 	const blocks = "·▁▂▃▄▅▆▇█"
 	if share > 0 {

@@ -18,7 +18,7 @@ import (
 	"github.com/rackweave/rackweave/data/npy"
 )
 
-// make divides rows, of which each has an id of a group, and opens the manifest.
+// make divides rows, given the group of each, and opens the manifest.
 func write(t interface{ Fatal(...any) }, path string, ids []int, names []string, h Header) *Manifest {
 	w, err := NewWriter(path)
 	if err != nil {

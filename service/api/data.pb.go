@@ -205,7 +205,7 @@ type OpenDataResponse struct {
 	// For the header Rackweave-Session; empty: that of Join.
 	Session string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
 	Rows    uint64 `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
-	// Of rows in each group; one group: there is no manifest.
+	// The number of rows in each group. Without a manifest there is one group.
 	Groups []uint64 `protobuf:"varint,3,rep,packed,name=groups,proto3" json:"groups,omitempty"`
 	// To begin with.
 	Epoch uint64 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`

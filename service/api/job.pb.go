@@ -3269,7 +3269,7 @@ type CaptureResponse struct {
 	// In the first answer, with the tensors in the order of registration.
 	Step    uint32    `protobuf:"varint,1,opt,name=step,proto3" json:"step,omitempty"`
 	Tensors []*Tensor `protobuf:"bytes,2,rep,name=tensors,proto3" json:"tensors,omitempty"`
-	// Then: elements of a tensor from an offset on: f32, little-endian. A spread job's aggregator returns those that it has. While
+	// In later answers: a tensor's elements from an offset on, f32, little-endian. A spread job's aggregator returns its own. While
 	// the job has not made the step, messages without any tell that the aggregator waits.
 	Tensor        uint32 `protobuf:"varint,3,opt,name=tensor,proto3" json:"tensor,omitempty"`
 	Offset        uint64 `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`

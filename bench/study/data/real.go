@@ -22,7 +22,7 @@ import (
 // take far longer than what is computed.
 const (
 	realRow    = 10 * time.Millisecond // at a fast worker
-	realEpochs = 2                     // of which the last one counts
+	realEpochs = 2                     // the last one counts
 	realFile   = "digits.npz"
 )
 
