@@ -5,6 +5,7 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -16,11 +17,11 @@ import (
 	"github.com/rackweave/rackweave/bench/study/samples"
 )
 
-// oneGoroutine skips a test that trains in one goroutine, for long, where the race detector looks for many.
+// oneGoroutine skips a test that trains in one goroutine under -short, as the race detector runs, which finds races between many.
 func oneGoroutine(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("trains in one goroutine; run without -short")
+		t.Skip("-short is set: this test computes in one goroutine, which cannot race, and takes ten times as long under -race")
 	}
 }
 
@@ -137,6 +138,9 @@ func TestSameSeedIsTheSameTraining(t *testing.T) {
 	p := newProblem(true)
 	for _, c := range []condition{{synchronous: true, slow: 3, balanced: true}, {slow: 3}} {
 		for i := range ways {
+			if i%3 > 0 && os.Getenv("RACKWEAVE_LONG") == "" { // shards, clusters and queues are among the others
+				continue
+			}
 			a, err := train(t.Context(), p, &ways[i], c, 5)
 			if err != nil {
 				t.Fatal(err)
@@ -168,7 +172,7 @@ func TestWhatMustShowShowsWithFewSeeds(t *testing.T) {
 		t.Errorf("label-skewed shards lose %.1f points, want 5 or more", -v.over)
 	}
 	var out strings.Builder
-	s, err := speed(t.Context(), &plan{}, &Config{Seeds: 2}, &out)
+	s, err := speed(t.Context(), &plan{}, &Config{Seeds: 1}, &out)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,7 +3,6 @@ package learn
 import (
 	"math"
 	"math/rand/v2"
-	"os"
 	"reflect"
 	"regexp"
 	"slices"
@@ -25,7 +24,7 @@ func TestTransformersGradientIsTheSlopeOfItsLoss(t *testing.T) {
 	}
 	r.gradient(n, g, batch)
 	const step = 5e-3
-	for range 300 {
+	for range 100 {
 		i := chance.IntN(transformerSize)
 		was := n[i]
 		n[i] = was + step
@@ -139,8 +138,8 @@ func TestCompressionIsStudiedAlikeEveryTime(t *testing.T) {
 	oneGoroutine(t)
 	var before []Row
 	for range 2 {
-		c := shortly(onDigits(true), 40)
-		c.every, c.rates = 20, []float64{0.05, 50}
+		c := shortly(onDigits(true), 20)
+		c.every, c.rates = 10, []float64{0.05, 50}
 		p := study("digits", "Digits", c, 1, "", "topk:1%", "int4:stochastic/int8")
 		if err := p.run(t.Context(), &Config{Seeds: 2}); err != nil {
 			t.Fatal(err)
@@ -217,7 +216,7 @@ func TestTheFirstGradientsAreRaw(t *testing.T) {
 
 func TestControlledPayloadsKeepToTheirBudget(t *testing.T) {
 	oneGoroutine(t)
-	c := shortly(onText(true), 24)
+	c := shortly(onText(true), 16)
 	before := make(map[float64]string)
 	for _, way := range compressions[len(compressions)-1].ways {
 		if !strings.HasPrefix(way, "auto:budget=0.08") {
@@ -225,7 +224,7 @@ func TestControlledPayloadsKeepToTheirBudget(t *testing.T) {
 		}
 		o := trainCoded(t, c, way, 0.05)
 		// The first two steps are raw: a controller proposes codecs two steps ahead.
-		if most := (2 + 22*0.08) / 24 * 32; o.Up > most || o.Up < most/2 {
+		if most := (2 + 14*0.08) / 16 * 32; o.Up > most || o.Up < most/2 {
 			t.Errorf("%s sends %.2f bits, want at most %.2f", way, o.Up, most)
 		}
 		before[o.Loss] = way
@@ -267,7 +266,7 @@ func TestResidualsFollowTheRate(t *testing.T) {
 
 // The claims of docs/compression.md that need many seeds.
 func TestDenseCodecsLearnAsF32(t *testing.T) {
-	if os.Getenv("RACKWEAVE_LONG") == "" {
+	if !long() {
 		t.Skip("RACKWEAVE_LONG is not set: 20 pairs of trainings for each codec take minutes")
 	}
 	for _, p := range compressions[:3] {

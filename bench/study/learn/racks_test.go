@@ -27,11 +27,12 @@ func TestRacksThatMeetInEveryStepLearnAsUnderBSP(t *testing.T) {
 }
 
 func TestRacksThatMeetSeldomLearnSoonerOverASlowCore(t *testing.T) {
-	if testing.Short() {
-		t.Skip("trains for minutes under the race detector; run without -short")
+	oneGoroutine(t)
+	p, seeds := plans[slices.Index(Names(false), "racks")], 2
+	if !long() {
+		p.clusters, p.ways, p.tell, seeds = []Cluster{even, four}, []string{seldom, "every=16,rule=sgd"}, nil, 1
 	}
-	p := plans[slices.Index(Names(false), "racks")]
-	if err := p.run(t.Context(), &Config{Seeds: 2}); err != nil {
+	if err := p.run(t.Context(), &Config{Seeds: seeds}); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []Cluster{even, four} {
