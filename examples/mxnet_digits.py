@@ -1,7 +1,8 @@
 """Trains a convolutional network on handwritten digits with gluon.
 
-    rackweave run -n 4 -- python3 examples/mxnet_digits.py              # gradients and optimizer through RackWeave
-    rackweave run -n 4 -- python3 examples/mxnet_digits.py --dist-sync  # through MXNet's own dist_sync, with one server
+    rackweave run -n 4 -- python3 examples/mxnet_digits.py               # gradients and optimizer through RackWeave
+    rackweave run -n 4 -- python3 examples/mxnet_digits.py --dist-sync   # through MXNet's own dist_sync, with one server
+    rackweave run -n 4 -- python3 examples/mxnet_digits.py --data queue  # with rows that the aggregator deals
 
 The same script runs under mpirun and srun with RACKWEAVE_ADDR set. The digits come with scikit-learn.
 """
@@ -18,7 +19,9 @@ from sklearn.datasets import load_digits
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dist-sync", action="store_true", help="train with MXNet's own kvstore, for comparison")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--dist-sync", action="store_true", help="train with MXNet's own kvstore, for comparison")
+    ways.add_argument("--data", choices=("shards", "queue"), default="shards", help="of a worker: its share, or the next rows")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--width", type=int, default=4096, help="of the hidden layer, which holds most of what is exchanged")
     return parser.parse_args()
@@ -61,6 +64,7 @@ def main():
         store = "dist_sync"
     else:
         import mxnet as mx
+        import rackweave.data
         import rackweave.mxnet  # noqa: F401  <-- the one changed line, with the store's name below
 
         store = "dist_sync_rackweave"
@@ -72,24 +76,28 @@ def main():
     net.hybridize(static_alloc=True)
     (x, y), (test_x, test_y) = digits()
     batch = 32
-    share = len(x) // kv.num_workers // batch * batch  # of each worker, in each epoch
-    steps = args.epochs * share // batch - 1  # that are timed
+    share = len(x) // kv.num_workers // batch  # batches of each worker, in each epoch
     optimizer = {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-4}
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", optimizer, kvstore=kv)
     loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    if args.data == "queue":
+        sampler = rackweave.data.Sampler(kv, rows=len(x), batch=batch, seed=1)  # <-- the one line for rows
+        sampler.follow(trainer)
 
-    start = 0.0
+    start, steps, images = 0.0, 0, 0  # that are timed
     for epoch in range(args.epochs):
         order = np.random.RandomState(epoch).permutation(len(x))[kv.rank :: kv.num_workers]
-        for at in range(0, share, batch):
-            chosen = order[at : at + batch]
+        for chosen in sampler if args.data == "queue" else np.split(order[: share * batch], share):
+            weight = sampler.weight if args.data == "queue" else 1.0  # of a batch that is smaller than other workers'
             with mx.autograd.record():
-                value = loss(net(mx.nd.array(x[chosen])), mx.nd.array(y[chosen]))
+                value = loss(net(mx.nd.array(x[chosen])), mx.nd.array(y[chosen])).mean() * weight
             value.backward()
-            trainer.step(len(chosen) * kv.num_workers)
+            trainer.step(kv.num_workers)
             if not start:  # the first step sets up: it is not timed
                 mx.nd.waitall()
                 start = time.perf_counter()
+            else:
+                steps, images = steps + 1, images + len(chosen)
     mx.nd.waitall()
     seconds = time.perf_counter() - start
 
@@ -98,7 +106,7 @@ def main():
         way = "dist_sync" if args.dist_sync else "RackWeave"
         print(
             f"{way:>9}: {kv.num_workers} workers, {steps} steps of {1000 * seconds / steps:.1f} ms, "
-            f"{steps * batch * kv.num_workers / seconds:.0f} images/s, test accuracy {100 * accuracy:.2f} %"
+            f"{images * kv.num_workers / seconds:.0f} images/s, test accuracy {100 * accuracy:.2f} %"
         )
         if not args.dist_sync:
             moved = rackweave.stats()

@@ -1,9 +1,10 @@
 """Trains a convolutional network on handwritten digits with DistributedDataParallel.
 
-    rackweave run -n 4 -- python3 examples/torch_digits.py           # gradients through RackWeave
-    rackweave run -n 4 -- python3 examples/torch_digits.py --gloo    # through torch's own Gloo
-    rackweave run -n 4 -- python3 examples/torch_digits.py --attach  # without DistributedDataParallel
-    rackweave run -n 4 -- python3 examples/torch_digits.py --fused   # the same, with the optimizer at the aggregator
+    rackweave run -n 4 -- python3 examples/torch_digits.py               # gradients through RackWeave
+    rackweave run -n 4 -- python3 examples/torch_digits.py --gloo        # through torch's own Gloo
+    rackweave run -n 4 -- python3 examples/torch_digits.py --attach      # without DistributedDataParallel
+    rackweave run -n 4 -- python3 examples/torch_digits.py --fused       # the same, with the optimizer at the aggregator
+    rackweave run -n 4 -- python3 examples/torch_digits.py --data queue  # with rows that the aggregator deals
 
 The same script runs under torchrun with RACKWEAVE_ADDR set, and under mpirun and srun if RANK, WORLD_SIZE, MASTER_ADDR and
 MASTER_PORT are set as torch's process group needs them. The digits come with scikit-learn.
@@ -17,8 +18,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
+import rackweave.data
 import rackweave.torch
 
 
@@ -45,6 +47,7 @@ def main():
     ways.add_argument("--gloo", action="store_true", help="average gradients with Gloo, for comparison")
     ways.add_argument("--attach", action="store_true", help="exchange the gradients of the plain network")
     ways.add_argument("--fused", action="store_true", help="as --attach, with the optimizer at the aggregator")
+    parser.add_argument("--data", choices=("shards", "queue"), default="shards", help="of a worker: its share, or the next rows")
     parser.add_argument("--epochs", type=int, default=8)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -57,18 +60,23 @@ def main():
         model = rackweave.torch.ddp(model)  # <-- the one changed line
 
     train, test = digits()
-    sampler = DistributedSampler(train, shuffle=True)
-    loader = DataLoader(train, batch_size=32, sampler=sampler)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     if model is plain:
         rackweave.torch.attach(model, optimizer, fused=args.fused)  # <-- or this one, without DistributedDataParallel
+    shares = DistributedSampler(train, shuffle=True)
+    sampler = BatchSampler(shares, 32, drop_last=False)
+    if args.data == "queue":
+        sampler = rackweave.data.Sampler(rows=len(train), batch=32, seed=1)  # <-- the one line for rows
+        sampler.follow(optimizer)
+    loader = DataLoader(train, batch_sampler=sampler)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=args.epochs * len(loader), cycle_momentum=False)
     start, steps = time.perf_counter(), 0
     for epoch in range(args.epochs):
-        sampler.set_epoch(epoch)
+        shares.set_epoch(epoch)
         for x, y in loader:
             optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
+            weight = sampler.weight if args.data == "queue" else 1.0  # of a batch that is smaller than other workers'
+            (F.cross_entropy(model(x), y) * weight).backward()
             optimizer.step()
             scheduler.step()
             steps += 1

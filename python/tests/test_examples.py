@@ -15,7 +15,7 @@ EXAMPLE = os.path.join(rack.ROOT, "examples", "torch_digits.py")
 
 class Examples(unittest.TestCase):
     def test_digits_are_learnt_and_hardly_a_byte_is_copied(self):
-        for workers, way in (("4", []), ("2", ["--attach"]), ("2", ["--fused"])):
+        for workers, way in (("4", []), ("2", ["--attach"]), ("2", ["--fused", "--data", "queue"])):
             with self.subTest(way):
                 run = [rack.BINARY, "run", "-n", workers, "--", sys.executable, EXAMPLE, "--epochs", "5", *way]
                 printed = output(run, env=[environment()])
