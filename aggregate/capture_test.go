@@ -415,7 +415,7 @@ func TestPlantsInCapturesNameOnePlaceEach(t *testing.T) {
 func TestBugsPlantedInCapturesAreCaught(t *testing.T) {
 	byHand(t)
 	if testing.Short() {
-		t.Skip("builds these tests with bugs in them; run without -short")
+		t.Skip("-short leaves out tests that build programs, as this one does for each bug: run without it")
 	}
 	bed, run := plant.Build(t, capturePlants), []string{"-test.run", "^TestACaptureOfARunningJobIsThatOfAStoppedOne$", "-test.short"}
 	if out, err := bed.Run(t.Context(), plant.None, run...); err != nil {
