@@ -3,7 +3,6 @@ package service
 import (
 	"context"
 	"net/http"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -21,11 +20,6 @@ func (s *Service) Collector() prometheus.Collector { return collector{s} }
 // Join joins as a call does that no connection brings.
 func (s *Service) Join(ctx context.Context, r *api.JoinRequest) (*api.JoinResponse, error) {
 	return s.jobs.Join(ctx, r)
-}
-
-// ShortenWindows sets what a window of a job's steps lasts at least.
-func (s *Service) ShortenWindows(least time.Duration) {
-	s.cluster.Window = least
 }
 
 // SetLinks takes the place of a measurement of the links between the cluster's racks.

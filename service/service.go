@@ -86,7 +86,7 @@ func New(o Options) (s *Service, err error) {
 	}()
 	if o.Cluster != nil {
 		if s.cluster, err = cluster.New(cluster.Config{
-			Cluster: o.Cluster, URL: s.URL, Background: &s.background, State: s.states.Answer,
+			Cluster: o.Cluster, URL: s.URL, State: s.states.Answer,
 		}); err != nil {
 			return s, err
 		}

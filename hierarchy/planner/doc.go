@@ -1,6 +1,6 @@
 // Package planner predicts how long several aggregators take to reduce among themselves. It is pure. A [Cluster] goes in, the
 // bytes on every link and the time of a step come out, for every shape, and [Cluster.Choose] takes the fastest, or [Links.Choose]
-// by links that were measured. [Drift] detects that steps have become longer.
+// by links that were measured.
 //
 // # Words
 //

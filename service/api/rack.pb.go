@@ -27,15 +27,13 @@ const (
 type ProbeQuestion_Kind int32
 
 const (
-	// Makes an end for each of the others. The answer is these ends. A rack takes part in one measurement at a time.
+	// Makes an end for the rack that asks, and connects it to the given end. The answer is the end that was made, as JSON.
 	ProbeQuestion_OPEN ProbeQuestion_Kind = 0
-	// Connects to the given ends.
-	ProbeQuestion_JOIN ProbeQuestion_Kind = 1
-	// The answer is the latency to a rack one way, in seconds.
+	// Measures the link to a rack. The answer is its latency one way, in seconds.
 	ProbeQuestion_LATENCY ProbeQuestion_Kind = 2
-	// The answer is the rate to a rack, in bytes per second.
+	// As LATENCY. The answer is the rate in bytes per second.
 	ProbeQuestion_RATE ProbeQuestion_Kind = 3
-	// Ends the measurement.
+	// Closes the end that OPEN made.
 	ProbeQuestion_CLOSE ProbeQuestion_Kind = 4
 )
 
@@ -43,14 +41,12 @@ const (
 var (
 	ProbeQuestion_Kind_name = map[int32]string{
 		0: "OPEN",
-		1: "JOIN",
 		2: "LATENCY",
 		3: "RATE",
 		4: "CLOSE",
 	}
 	ProbeQuestion_Kind_value = map[string]int32{
 		"OPEN":    0,
-		"JOIN":    1,
 		"LATENCY": 2,
 		"RATE":    3,
 		"CLOSE":   4,
@@ -242,20 +238,17 @@ func (x *AskRequest) GetDivision() string {
 	return ""
 }
 
-// ProbeQuestion has a rack take its part in a measurement of the links between racks. Racks are numbered by who measures.
+// ProbeQuestion is about the link from one rack to another.
 type ProbeQuestion struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Kind  ProbeQuestion_Kind     `protobuf:"varint,1,opt,name=kind,proto3,enum=rackweave.v1.ProbeQuestion_Kind" json:"kind,omitempty"`
-	// Identifies the measurement.
+	// Identifies the measurement of a link, for OPEN and CLOSE.
 	Probe    string `protobuf:"bytes,2,opt,name=probe,proto3" json:"probe,omitempty"`
 	Provider string `protobuf:"bytes,3,opt,name=provider,proto3" json:"provider,omitempty"`
-	// For OPEN.
-	Others []uint32 `protobuf:"varint,4,rep,packed,name=others,proto3" json:"others,omitempty"`
-	// For JOIN: by rack, as JSON.
-	Ends   []byte `protobuf:"bytes,5,opt,name=ends,proto3" json:"ends,omitempty"`
-	Active bool   `protobuf:"varint,6,opt,name=active,proto3" json:"active,omitempty"`
-	// For LATENCY and RATE.
-	To            uint32 `protobuf:"varint,7,opt,name=to,proto3" json:"to,omitempty"`
+	// For OPEN, as JSON.
+	End []byte `protobuf:"bytes,5,opt,name=end,proto3" json:"end,omitempty"`
+	// For LATENCY and RATE: the rack's name.
+	To            string `protobuf:"bytes,9,opt,name=to,proto3" json:"to,omitempty"`
 	LastsMs       uint32 `protobuf:"varint,8,opt,name=lasts_ms,json=lastsMs,proto3" json:"lasts_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -312,32 +305,18 @@ func (x *ProbeQuestion) GetProvider() string {
 	return ""
 }
 
-func (x *ProbeQuestion) GetOthers() []uint32 {
+func (x *ProbeQuestion) GetEnd() []byte {
 	if x != nil {
-		return x.Others
+		return x.End
 	}
 	return nil
 }
 
-func (x *ProbeQuestion) GetEnds() []byte {
-	if x != nil {
-		return x.Ends
-	}
-	return nil
-}
-
-func (x *ProbeQuestion) GetActive() bool {
-	if x != nil {
-		return x.Active
-	}
-	return false
-}
-
-func (x *ProbeQuestion) GetTo() uint32 {
+func (x *ProbeQuestion) GetTo() string {
 	if x != nil {
 		return x.To
 	}
-	return 0
+	return ""
 }
 
 func (x *ProbeQuestion) GetLastsMs() uint32 {
@@ -642,22 +621,19 @@ const file_rack_proto_rawDesc = "" +
 	"\aown_run\x18\v \x01(\tR\x06ownRun\x12\x15\n" +
 	"\x06age_ms\x18\f \x01(\x04R\x05ageMs\x121\n" +
 	"\x05probe\x18\r \x01(\v2\x1b.rackweave.v1.ProbeQuestionR\x05probe\x12\x1a\n" +
-	"\bdivision\x18\x0f \x01(\tR\bdivisionJ\x04\b\x0e\x10\x0f\"\xa4\x02\n" +
+	"\bdivision\x18\x0f \x01(\tR\bdivisionJ\x04\b\x0e\x10\x0f\"\x80\x02\n" +
 	"\rProbeQuestion\x124\n" +
 	"\x04kind\x18\x01 \x01(\x0e2 .rackweave.v1.ProbeQuestion.KindR\x04kind\x12\x14\n" +
 	"\x05probe\x18\x02 \x01(\tR\x05probe\x12\x1a\n" +
-	"\bprovider\x18\x03 \x01(\tR\bprovider\x12\x16\n" +
-	"\x06others\x18\x04 \x03(\rR\x06others\x12\x12\n" +
-	"\x04ends\x18\x05 \x01(\fR\x04ends\x12\x16\n" +
-	"\x06active\x18\x06 \x01(\bR\x06active\x12\x0e\n" +
-	"\x02to\x18\a \x01(\rR\x02to\x12\x19\n" +
-	"\blasts_ms\x18\b \x01(\rR\alastsMs\"<\n" +
+	"\bprovider\x18\x03 \x01(\tR\bprovider\x12\x10\n" +
+	"\x03end\x18\x05 \x01(\fR\x03end\x12\x0e\n" +
+	"\x02to\x18\t \x01(\tR\x02to\x12\x19\n" +
+	"\blasts_ms\x18\b \x01(\rR\alastsMs\"8\n" +
 	"\x04Kind\x12\b\n" +
-	"\x04OPEN\x10\x00\x12\b\n" +
-	"\x04JOIN\x10\x01\x12\v\n" +
+	"\x04OPEN\x10\x00\x12\v\n" +
 	"\aLATENCY\x10\x02\x12\b\n" +
 	"\x04RATE\x10\x03\x12\t\n" +
-	"\x05CLOSE\x10\x04\"Q\n" +
+	"\x05CLOSE\x10\x04\"\x04\b\x01\x10\x01J\x04\b\x04\x10\x05J\x04\b\x06\x10\aJ\x04\b\a\x10\b\"Q\n" +
 	"\vAskResponse\x12\x14\n" +
 	"\x05ready\x18\x01 \x01(\bR\x05ready\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\x12\x12\n" +

@@ -39,9 +39,8 @@ const (
 
 // Config configures an aggregator's part in a cluster.
 type Config struct {
-	Cluster    *racks.Cluster
-	URL        func() string   // of the aggregator
-	Background *sync.WaitGroup // of goroutines that end with the service
+	Cluster *racks.Cluster
+	URL     func() string // of the aggregator
 	// State answers another rack's question about the state of a job. It calls payload for the bytes that it must write.
 	State func(ctx context.Context, j *job.Job, from int, q *api.StateQuestion,
 		payload func(bytes int) ([]byte, error)) ([]byte, error)
@@ -60,10 +59,9 @@ type hub struct {
 	runs  map[*Rendezvous]bool      // under way
 	links map[string]*planner.Links // by provider and racks, as measured last
 
-	Window time.Duration // of a job's steps, at least. If 0, windowLasts.
-
-	probing   sync.Mutex // held to change measuring
-	measuring *measuring // If nil, no measurement is under way.
+	probing sync.Mutex // held while a link from here is measured
+	farMu   sync.Mutex // held to change far
+	far     *farEnd    // of a link to here. If nil, none is measured.
 }
 
 // Cluster holds the racks that a job runs over, as this aggregator reaches them. A nil Cluster is the part of an aggregator that is
@@ -188,7 +186,9 @@ func (k *Cluster) Close() {
 	if k == nil {
 		return
 	}
-	k.stop("")
+	if err := k.closeFar(""); err != nil {
+		k.jobs.Log.Error("end a measurement of links", "err", err)
+	}
 	for _, c := range k.clients {
 		c.CloseIdleConnections()
 	}

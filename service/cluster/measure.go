@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -25,14 +24,11 @@ const (
 	allRounds  = 3 * time.Second
 	// measureWithin bounds a measurement for a job that begins.
 	measureWithin = 20 * time.Second
-	// probeIdle is the time after which a measurement without questions ends.
-	probeIdle = 15 * time.Second
+	// probeLasts bounds the measurement of one link.
+	probeLasts = 15 * time.Second
 	// mostLasts bounds how long one rate is measured.
 	mostLasts = time.Second
 )
-
-// measurement measures the links between racks from the rack that asks the others.
-type measurement struct{ run }
 
 // ServeLinks measures the links between the racks of the cluster.
 func (k *Cluster) ServeLinks(ctx context.Context, r *api.LinksRequest) (*api.LinksResponse, error) {
@@ -87,18 +83,15 @@ func (k *Cluster) measure(ctx context.Context, provider string) (l *planner.Link
 	if err != nil {
 		return nil, err
 	}
-	began := time.Now()
-	m := &measurement{k.newRun("", peers)}
-	defer m.close()
-	if err := m.connect(ctx, provider); err != nil {
-		return nil, err
-	}
+	began, u := time.Now(), k.newRun("", peers)
 	l = planner.NewLinks(k.Names(), k.topology.Pods, provider)
-	if err = m.rounds(ctx, api.ProbeQuestion_LATENCY, 0, l.Latency); err != nil {
+	q := &api.ProbeQuestion{Kind: api.ProbeQuestion_LATENCY, Provider: provider}
+	if err = u.rounds(ctx, q, l.Latency); err != nil {
 		return nil, err
 	}
-	lasts := min(roundLasts, allRounds/time.Duration(len(planner.Rounds(len(k.Racks)))))
-	if err = m.rounds(ctx, api.ProbeQuestion_RATE, lasts, l.Rate); err != nil {
+	q.Kind = api.ProbeQuestion_RATE
+	q.LastsMs = uint32(min(roundLasts, allRounds/time.Duration(len(planner.Rounds(len(k.Racks))))).Milliseconds())
+	if err = u.rounds(ctx, q, l.Rate); err != nil {
 		return nil, err
 	}
 	l.Seconds = time.Since(began).Seconds()
@@ -118,79 +111,26 @@ func (k *Cluster) SetLinks(l *planner.Links) {
 	k.links[l.By+k.names()] = l
 }
 
-// ask puts a question to a rack, which may be this one.
-func (m *measurement) ask(ctx context.Context, rack int, q *api.ProbeQuestion) ([]byte, error) {
-	q.Probe = m.id
-	if rack != m.k.own {
-		return m.run.ask(ctx, rack, &api.AskRequest{Stage: "links", Probe: q})
-	}
-	for {
-		out, err := m.k.answerProbe(ctx, q)
-		if connect.CodeOf(err) != connect.CodeUnavailable || err == nil {
-			return out, rpc.Reason(err)
-		}
-		select {
-		case <-time.After(askAgain):
-		case <-ctx.Done():
-			return nil, rpc.Reason(err)
-		}
-	}
-}
-
-// connect makes all ends and connects them. Racks are asked for their ends in order, so that of two measurements one waits.
-func (m *measurement) connect(ctx context.Context, provider string) error {
-	n := len(m.k.Racks)
-	ends := make([]map[int]probe.End, n)
-	for rack := range n {
-		q := &api.ProbeQuestion{Kind: api.ProbeQuestion_OPEN, Provider: provider}
-		for other := range n {
-			if other != rack {
-				q.Others = append(q.Others, uint32(other))
-			}
-		}
-		answer, err := m.ask(ctx, rack, q)
-		if err == nil {
-			err = json.Unmarshal(answer, &ends[rack])
-		}
-		if err != nil {
-			return fmt.Errorf("rack %q takes no part: %w", m.k.Racks[rack].Name, err)
-		}
-	}
-	for _, active := range []bool{false, true} {
-		for rack := range n {
-			theirs := map[int]probe.End{}
-			for other := range n {
-				if other != rack && (other < rack) == active {
-					end := ends[other][rack]
-					end.URL = m.peers[other].url
-					theirs[other] = end
-				}
-			}
-			text, err := json.Marshal(theirs)
-			if err == nil {
-				_, err = m.ask(ctx, rack, &api.ProbeQuestion{Kind: api.ProbeQuestion_JOIN, Ends: text, Active: active})
-			}
-			if err != nil {
-				return fmt.Errorf("rack %q connects to racks %v: %w", m.k.Racks[rack].Name, slices.Delete(m.k.Names(), rack, rack+1), err)
-			}
-		}
-	}
-	return nil
-}
-
-// rounds measures the link of each rack to each other, those of a round at once, until all are measured or one cannot be.
-func (m *measurement) rounds(ctx context.Context, what api.ProbeQuestion_Kind, lasts time.Duration, into [][]float64) error {
-	for _, round := range planner.Rounds(len(m.k.Racks)) {
+// rounds asks each rack about its link to each other, those of a round at once, until all are measured or one cannot be.
+func (u *run) rounds(ctx context.Context, q *api.ProbeQuestion, into [][]float64) error {
+	names := u.k.Names()
+	for _, round := range planner.Rounds(len(names)) {
 		g, ctx := errgroup.WithContext(ctx)
 		for _, transfer := range round {
 			from, to := transfer[0], transfer[1]
-			g.Go(func() error {
-				answer, err := m.ask(ctx, from, &api.ProbeQuestion{Kind: what, LastsMs: uint32(lasts.Milliseconds()), To: uint32(to)})
+			q := &api.ProbeQuestion{Kind: q.Kind, Provider: q.Provider, LastsMs: q.LastsMs, To: names[to]}
+			g.Go(func() (err error) {
+				var answer []byte
+				if from == u.k.own {
+					answer, err = u.k.declared.answerProbe(ctx, q)
+				} else {
+					answer, err = u.ask(ctx, from, &api.AskRequest{Stage: "links", Probe: q})
+				}
 				if err == nil {
 					err = json.Unmarshal(answer, &into[from][to])
 				}
 				if err != nil {
-					return fmt.Errorf("the link from rack %q to rack %q: %w", m.k.Racks[from].Name, m.k.Racks[to].Name, err)
+					return fmt.Errorf("the link from rack %q to rack %q: %w", names[from], names[to], rpc.Reason(err))
 				}
 				return nil
 			})
@@ -202,42 +142,17 @@ func (m *measurement) rounds(ctx context.Context, what api.ProbeQuestion_Kind, l
 	return nil
 }
 
-// close ends the measurement in all racks. A rack that cannot be reached ends it by itself.
-func (m *measurement) close() {
-	ctx, cancel := context.WithTimeout(context.Background(), askTimeout)
-	defer cancel()
-	var wg sync.WaitGroup
-	for rack := range m.k.Racks {
-		wg.Go(func() { _, _ = m.ask(ctx, rack, &api.ProbeQuestion{Kind: api.ProbeQuestion_CLOSE}) })
-	}
-	wg.Wait()
-}
-
-// measuring is this aggregator's part in a measurement, one at a time.
-type measuring struct {
-	id string
-	*probe.Prober
-	ends  map[int]probe.End // the answer to OPEN
-	timer *time.Timer       // ends it without questions
-}
-
 // answerProbe answers a question of a measurement.
-func (h *hub) answerProbe(ctx context.Context, q *api.ProbeQuestion) ([]byte, error) {
+func (k *Cluster) answerProbe(ctx context.Context, q *api.ProbeQuestion) ([]byte, error) {
 	var out any
-	m, err := h.part(q)
-	if err == nil {
-		switch q.Kind {
-		case api.ProbeQuestion_OPEN:
-			out = m.ends
-		case api.ProbeQuestion_JOIN:
-			err = m.join(ctx, q)
-		case api.ProbeQuestion_LATENCY:
-			var hop time.Duration
-			hop, err = m.Latency(ctx, int(q.To))
-			out = hop.Seconds()
-		case api.ProbeQuestion_RATE:
-			out, err = m.Rate(ctx, int(q.To), min(time.Duration(q.LastsMs)*time.Millisecond, mostLasts))
-		}
+	var err error
+	switch q.Kind {
+	case api.ProbeQuestion_OPEN:
+		out, err = k.openFar(ctx, q)
+	case api.ProbeQuestion_CLOSE:
+		err = k.closeFar(q.Probe)
+	default:
+		out, err = k.probe(ctx, q)
 	}
 	switch {
 	case err == nil:
@@ -248,78 +163,122 @@ func (h *hub) answerProbe(ctx context.Context, q *api.ProbeQuestion) ([]byte, er
 	return nil, rpc.Refuse(connect.CodeFailedPrecondition, "measure links: %w", rpc.Reason(err))
 }
 
-// join connects ends.
-func (m *measuring) join(ctx context.Context, q *api.ProbeQuestion) error {
-	var ends map[int]probe.End
-	if err := json.Unmarshal(q.Ends, &ends); err != nil {
-		return fmt.Errorf("ends that cannot be read: %w", err)
-	}
-	for other, end := range ends {
-		end.Endpoint = verbs.Located(end.Endpoint, addrOf(ctx, end.URL))
-		if err := m.Join(ctx, other, end, q.Active); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// part returns this aggregator's part in the measurement that a question is about, or nil if the question has ended it.
-func (h *hub) part(q *api.ProbeQuestion) (*measuring, error) {
-	if q.Kind == api.ProbeQuestion_CLOSE {
-		return nil, h.stop(q.Probe)
-	}
-	h.probing.Lock()
-	defer h.probing.Unlock()
-	switch m := h.measuring; {
-	case q.Probe == "":
-		return nil, errors.New("the question names a measurement by no name")
-	case m != nil && m.id == q.Probe:
-		m.timer.Reset(probeIdle)
-	case q.Kind != api.ProbeQuestion_OPEN:
-		return nil, fmt.Errorf("the measurement has ended here, after %v without a question: measure again", probeIdle)
-	case m != nil:
-		return nil, rpc.Refuse(connect.CodeUnavailable, "measure links: another measurement is under way")
-	default:
-		m, err := h.open(q)
-		h.measuring = m
-		return m, err
-	}
-	return h.measuring, nil
-}
-
-// open makes the ends.
-func (h *hub) open(q *api.ProbeQuestion) (*measuring, error) {
-	e, most := h.jobs.Engines.By[q.Provider], len(h.declared.Racks)-1
+// openProbe makes an end of a link over a provider.
+func (h *hub) openProbe(provider string) (*probe.Prober, error) {
+	e := h.jobs.Engines.By[provider]
 	if e == nil {
-		return nil, fmt.Errorf("provider %q is not served here: use one of %s", q.Provider, rpc.List(h.jobs.Engines.Served))
+		return nil, fmt.Errorf("provider %q is not served here: use one of %s", provider, rpc.List(h.jobs.Engines.Served))
 	}
-	others := make([]int, len(q.Others))
-	for i, other := range q.Others {
-		others[i] = int(other)
+	return probe.Open(e.Devices[0])
+}
+
+// probe measures the link from this rack to another: its latency in seconds, or its rate in bytes per second.
+func (k *Cluster) probe(ctx context.Context, q *api.ProbeQuestion) (value float64, err error) {
+	if k, err = k.now(); err != nil {
+		return 0, err
 	}
-	slices.Sort(others)
-	if others = slices.Compact(others); len(others) != len(q.Others) || len(others) > most {
-		return nil, fmt.Errorf("ends to %d others, of which there are %d: give all aggregators the same cluster", len(q.Others), most)
+	to := slices.Index(k.Names(), q.To)
+	if to < 0 || to == k.own {
+		return 0, fmt.Errorf("rack %q is not one of the others of %v: %s", rpc.Printable(q.To, rpc.MaxNameBytes), k.Names(), sameFile)
 	}
-	prober, ends, err := probe.Open(e.Devices[0], others)
+	peers, err := k.reach(ctx)
+	if err != nil {
+		return 0, err
+	}
+	k.probing.Lock()
+	defer k.probing.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, probeLasts)
+	defer cancel()
+	p, err := k.openProbe(q.Provider)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, p.Close()) }()
+	end, err := json.Marshal(p.End)
+	if err != nil {
+		return 0, err
+	}
+	u := k.newRun("", peers)
+	ask := func(ctx context.Context, kind api.ProbeQuestion_Kind) ([]byte, error) {
+		return u.ask(ctx, to, &api.AskRequest{Stage: "links",
+			Probe: &api.ProbeQuestion{Kind: kind, Probe: u.id, Provider: q.Provider, End: end}})
+	}
+	defer func() { // a rack that cannot be reached closes its end by itself
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTimeout)
+		defer cancel()
+		_, _ = ask(ctx, api.ProbeQuestion_CLOSE)
+	}()
+	answer, err := ask(ctx, api.ProbeQuestion_OPEN)
+	if err != nil {
+		return 0, err
+	}
+	var theirs probe.End
+	if err := json.Unmarshal(answer, &theirs); err != nil {
+		return 0, fmt.Errorf("rack %q gives an end that cannot be read: %w", q.To, errors.Join(err, rpc.ErrVersions))
+	}
+	theirs.Endpoint = verbs.Located(theirs.Endpoint, addrOf(ctx, peers[to].url))
+	if err := p.Connect(ctx, theirs, true); err != nil {
+		return 0, err
+	}
+	if q.Kind == api.ProbeQuestion_RATE {
+		return p.Rate(ctx, min(time.Duration(q.LastsMs)*time.Millisecond, mostLasts))
+	}
+	hop, err := p.Latency(ctx)
+	return hop.Seconds(), err
+}
+
+// farEnd is this aggregator's end of a link that another measures.
+type farEnd struct {
+	id     string
+	prober *probe.Prober
+	end    context.CancelFunc
+	ended  chan struct{} // closed when nothing uses prober
+}
+
+// openFar makes the end of the link that another rack measures, unless it has asked for it before, and lets it write there.
+func (h *hub) openFar(ctx context.Context, q *api.ProbeQuestion) (*probe.End, error) {
+	h.farMu.Lock()
+	defer h.farMu.Unlock()
+	if h.far != nil && h.far.id == q.Probe {
+		return &h.far.prober.End, nil
+	}
+	if h.far != nil {
+		return nil, rpc.Refuse(connect.CodeUnavailable, "measure links: another measurement is under way")
+	}
+	var theirs probe.End
+	if err := json.Unmarshal(q.End, &theirs); err != nil || q.Probe == "" {
+		return nil, fmt.Errorf("an end of measurement %q that cannot be read: %w", rpc.Printable(q.Probe, rpc.MaxNameBytes),
+			errors.Join(err, rpc.ErrVersions))
+	}
+	p, err := h.openProbe(q.Provider)
 	if err != nil {
 		return nil, err
 	}
-	return &measuring{q.Probe, prober, ends, time.AfterFunc(probeIdle, func() {
-		h.jobs.Log.Warn("a measurement of links was not ended by the aggregator that began it", "probe", q.Probe)
-		_ = h.stop(q.Probe) // its memory is small, and the error has no reader
-	})}, nil
+	if err := p.Connect(ctx, theirs, false); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	f := &farEnd{id: q.Probe, prober: p, ended: make(chan struct{})}
+	ctx, f.end = context.WithTimeout(context.WithoutCancel(ctx), probeLasts)
+	go func() {
+		p.Serve(ctx)
+		<-ctx.Done()
+		close(f.ended)
+		_ = h.closeFar(f.id) // its memory is small, and the error has no reader
+	}()
+	h.far = f
+	return &p.End, nil
 }
 
-// stop ends a measurement if it is under way. If id is empty, it ends any.
-func (h *hub) stop(id string) error {
-	h.probing.Lock()
-	defer h.probing.Unlock()
-	m := h.measuring
-	if m == nil || id != "" && m.id != id {
+// closeFar closes the end of a measurement if it is open. If id is empty, it closes any.
+func (h *hub) closeFar(id string) error {
+	h.farMu.Lock()
+	defer h.farMu.Unlock()
+	f := h.far
+	if f == nil || id != "" && f.id != id {
 		return nil
 	}
-	m.timer.Stop()
-	h.measuring = nil
-	return m.Close()
+	f.end()
+	<-f.ended
+	h.far = nil
+	return f.prober.Close()
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/rackweave/rackweave/aggregate"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/codec"
-	"github.com/rackweave/rackweave/hierarchy/planner"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/engine"
 	"github.com/rackweave/rackweave/service/job"
@@ -63,7 +62,6 @@ type Rendezvous struct {
 	// Guarded by hub.mu.
 	aggregators map[string]ask // by rack's name, which have asked
 	choice      *choice        // of the shape. If nil, none was made.
-	drift       planner.Drift  // of the job's steps, where the links chose its shape
 }
 
 // List returns the racks' names.

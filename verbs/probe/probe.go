@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/rackweave/rackweave/numa"
@@ -30,103 +29,73 @@ const (
 	slow       = 5
 	patience   = 2 * time.Second
 	connecting = 5 * time.Second
-	idle       = time.Millisecond // for which an end that waits for a peer's messages keeps calls waiting
+	idle       = time.Millisecond // between looks at a context
 )
 
 // ErrLink is wrapped by errors about a link that cannot be measured.
 var ErrLink = errors.New("link cannot be measured")
 
-var errEnded = errors.New("the measurement has ended")
-
 // End is the information that another host needs to write here.
 type End struct {
 	Endpoint []byte
-	URL      string // of its aggregator, between racks
 	Addr     uint64
 	RKey     uint32
 }
 
-// link is the connection to one other host.
-type link struct {
-	qp     *verbs.QP
-	theirs End
-	broken error // nil while the link works
-}
-
-// Prober is one host's end of a measurement. Any goroutine may call its methods.
+// Prober is one host's end of a link. One goroutine calls its methods.
 type Prober struct {
-	mu     sync.Mutex // held to use the queue pairs
-	closed bool
-	polled chan struct{} // closed when the goroutine that polls between calls has ended; nil until it starts
+	End    // this one
+	theirs End
 
+	qp    *verbs.QP
 	cq    *verbs.CQ
 	arena *numa.Arena
 	mr    verbs.MR
-	links map[int]*link
 	undo  []func() error // closes what was opened, last first
 	wc    [2 * window]verbs.WC
 	wr    [1]verbs.SendWR
 	sent  int // writes that have arrived since the last poll
 }
 
-// Open makes an end for each of the other hosts, which are identified by numbers.
-func Open(d *verbs.Device, others []int) (p *Prober, ends map[int]End, err error) {
-	p = &Prober{links: map[int]*link{}}
-	defer func() {
-		if err != nil {
-			err = errors.Join(fmt.Errorf("probe over %s: %w", d.Attr().Name, err), p.Close())
-			p = nil
-		}
-	}()
+// Open makes an end.
+func Open(d *verbs.Device) (*Prober, error) {
+	p := &Prober{}
+	if err := p.open(d); err != nil {
+		return nil, errors.Join(fmt.Errorf("probe over %s: %w", d.Attr().Name, err), p.Close())
+	}
+	return p, nil
+}
+
+func (p *Prober) open(d *verbs.Device) (err error) {
 	if p.arena, err = numa.NewArena(numa.ArenaConfig{Name: "probe", Bytes: 2 * message, Node: numa.AnyNode}); err != nil {
-		return p, nil, err
+		return err
 	}
 	p.undo = append(p.undo, p.arena.Close)
 	pd, err := d.AllocPD()
 	if err != nil {
-		return p, nil, err
+		return err
 	}
 	p.undo = append(p.undo, pd.Close)
 	access := verbs.AccessLocalWrite | verbs.AccessRemoteWrite
 	if p.mr, err = pd.RegisterMR(p.arena.Addr(), uint64(p.arena.Len()), access, p.arena.FD(), 0); err != nil {
-		return p, nil, err
+		return err
 	}
 	p.undo = append(p.undo, func() error { return pd.DeregisterMR(p.mr) })
-	if p.cq, err = d.CreateCQ(len(others)*2*(window+1) + 1); err != nil {
-		return p, nil, err
+	if p.cq, err = d.CreateCQ(2*(window+1) + 1); err != nil {
+		return err
 	}
 	p.undo = append(p.undo, p.cq.Close)
-	ends = map[int]End{}
-	for _, other := range others {
-		l := &link{}
-		if l.qp, err = pd.CreateQP(verbs.QPConfig{CQ: p.cq, MaxSendWR: window, MaxRecvWR: 1}); err != nil {
-			return p, nil, err
-		}
-		p.undo = append(p.undo, l.qp.Close)
-		p.links[other] = l
-		e := End{Addr: p.mr.Addr + message, RKey: p.mr.RKey} // this end sends from the first half
-		if e.Endpoint, err = l.qp.Endpoint(); err != nil {
-			return p, nil, err
-		}
-		ends[other] = e
+	if p.qp, err = pd.CreateQP(verbs.QPConfig{CQ: p.cq, MaxSendWR: window, MaxRecvWR: 1}); err != nil {
+		return err
 	}
-	p.polled = make(chan struct{})
-	go func() {
-		defer close(p.polled)
-		for p.poll() {
-		}
-	}()
-	return p, ends, nil
+	p.undo = append(p.undo, p.qp.Close)
+	p.Addr, p.RKey = p.mr.Addr+message, p.mr.RKey // this end sends from the first half
+	p.Endpoint, err = p.qp.Endpoint()
+	return err
 }
 
-// Close ends a measurement.
+// Close closes the end.
 func (p *Prober) Close() error {
-	if p.polled != nil {
-		p.mu.Lock()
-		p.closed = true
-		p.mu.Unlock()
-		<-p.polled
-	}
 	var errs []error
 	for _, undo := range slices.Backward(p.undo) {
 		errs = append(errs, undo())
@@ -134,113 +103,68 @@ func (p *Prober) Close() error {
 	return errors.Join(errs...)
 }
 
-// poll takes messages of peers between calls, and reports whether there may be more.
-func (p *Prober) poll() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return false
-	}
-	err := p.progress(idle)
-	for _, l := range p.links {
-		l.broken = cmp.Or(l.broken, err)
-	}
-	return err == nil
-}
-
 // progress takes completions, or waits a while for some.
-func (p *Prober) progress(wait time.Duration) error {
+func (p *Prober) progress() error {
 	n, err := p.cq.Poll(p.wc[:])
-	if n == 0 && err == nil && wait > 0 {
+	if n == 0 && err == nil {
 		if err = p.cq.Arm(1); err != nil {
 			return err
 		}
 		if n, err = p.cq.Poll(p.wc[:]); n == 0 && err == nil {
-			_, err = p.cq.Wait(wait)
+			_, err = p.cq.Wait(idle)
 			return err
 		}
 	}
 	for _, c := range p.wc[:n] {
-		if c.Status == verbs.WCSuccess {
-			p.sent++
-			continue
+		if c.Status != verbs.WCSuccess {
+			return fmt.Errorf("%w: it broke: %v", ErrLink, c.Status)
 		}
-		for _, l := range p.links {
-			if l.qp.Num() == c.QPNum {
-				l.broken = fmt.Errorf("%w: it broke: %v", ErrLink, c.Status)
-			}
-		}
+		p.sent++
 	}
 	return err
 }
 
-// to returns the link to another host. The caller holds p.mu.
-func (p *Prober) to(other int) (*link, error) {
-	switch l := p.links[other]; {
-	case p.closed:
-		return nil, errEnded
-	case l == nil:
-		return nil, fmt.Errorf("%w: no end was made for it", ErrLink)
-	default:
-		return l, nil
-	}
-}
-
-// Join connects to another host's end. The active one of the two calls it after the other has joined.
-func (p *Prober) Join(ctx context.Context, other int, theirs End, active bool) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	l, err := p.to(other)
-	if err != nil {
-		return err
-	}
-	l.theirs = theirs
+// Connect connects to another host's end. The active one of the two calls it after the other.
+func (p *Prober) Connect(ctx context.Context, theirs End, active bool) error {
+	p.theirs = theirs
 	how := verbs.ConnectConfig{Active: active, Timeout: connecting, Cancel: ctx.Done()}
-	if err := l.qp.Connect(theirs.Endpoint, how); err != nil {
+	if err := p.qp.Connect(theirs.Endpoint, how); err != nil {
 		return fmt.Errorf("%w: %w", ErrLink, err)
+	}
+	for active && p.qp.State() != verbs.StateRTS {
+		err := cmp.Or(context.Cause(ctx), p.progress())
+		if err == nil && p.qp.State() == verbs.StateErr {
+			err = errors.New("it broke")
+		}
+		if err != nil {
+			return fmt.Errorf("%w: it does not connect: %w", ErrLink, err)
+		}
 	}
 	return nil
 }
 
-// ready returns a link after it is connected.
-func (p *Prober) ready(ctx context.Context, other int) (*link, error) {
-	l, err := p.to(other)
-	if err != nil {
-		return nil, err
+// Serve takes the other end's writes until ctx ends or the link breaks.
+func (p *Prober) Serve(ctx context.Context) {
+	for ctx.Err() == nil && p.progress() == nil {
 	}
-	for l.qp.State() != verbs.StateRTS {
-		err := cmp.Or(l.broken, context.Cause(ctx))
-		if err == nil && l.qp.State() == verbs.StateErr {
-			err = errors.New("it broke")
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%w: it does not connect: %w", ErrLink, err)
-		}
-		if err := p.progress(idle); err != nil {
-			return nil, err
-		}
-	}
-	return l, nil
 }
 
 // write posts a write of so many bytes.
-func (p *Prober) write(l *link, bytes uint32) error {
-	p.wr[0] = verbs.SendWR{LAddr: p.mr.Addr, LKey: p.mr.LKey, RAddr: l.theirs.Addr, RKey: l.theirs.RKey, Length: bytes,
+func (p *Prober) write(bytes uint32) error {
+	p.wr[0] = verbs.SendWR{LAddr: p.mr.Addr, LKey: p.mr.LKey, RAddr: p.theirs.Addr, RKey: p.theirs.RKey, Length: bytes,
 		Opcode: verbs.OpWrite, Flags: verbs.SendSignaled}
-	_, err := l.qp.PostSend(p.wr[:])
+	_, err := p.qp.PostSend(p.wr[:])
 	return err
 }
 
 // arrive waits until some of the writes under way have arrived, and returns their number.
-func (p *Prober) arrive(ctx context.Context, l *link, until time.Time) (int, error) {
+func (p *Prober) arrive(ctx context.Context, until time.Time) (int, error) {
 	p.sent = 0
 	for p.sent == 0 {
-		if err := p.progress(idle); err != nil {
+		if err := p.progress(); err != nil {
 			return 0, err
 		}
 		switch {
-		case l.broken != nil:
-			return 0, l.broken
 		case ctx.Err() != nil:
 			return 0, fmt.Errorf("%w: %w", ErrLink, context.Cause(ctx))
 		case time.Now().After(until):
@@ -251,21 +175,15 @@ func (p *Prober) arrive(ctx context.Context, l *link, until time.Time) (int, err
 }
 
 // Latency measures the time of a small write one way, as half of the time until it is acknowledged.
-func (p *Prober) Latency(ctx context.Context, other int) (least time.Duration, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	l, err := p.ready(ctx, other)
-	if err != nil {
-		return 0, err
-	}
+func (p *Prober) Latency(ctx context.Context) (least time.Duration, err error) {
 	until := time.Now().Add(patience)
 	for i := range pings {
 		binary.LittleEndian.PutUint64(p.arena.Bytes(), uint64(i))
 		began := time.Now()
-		if err := p.write(l, 8); err != nil {
+		if err := p.write(8); err != nil {
 			return 0, err
 		}
-		if _, err := p.arrive(ctx, l, until); err != nil {
+		if _, err := p.arrive(ctx, until); err != nil {
 			return 0, err
 		}
 		if took := time.Since(began) / 2; i == 0 || took < least {
@@ -277,24 +195,18 @@ func (p *Prober) Latency(ctx context.Context, other int) (least time.Duration, e
 
 // Rate measures the rate of writes in bytes per second, for a while, or up to 5 times as long on a slow link. The first third does
 // not count, because a link may first spend the burst that it has saved up while it was idle.
-func (p *Prober) Rate(ctx context.Context, other int, lasts time.Duration) (float64, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	l, err := p.ready(ctx, other)
-	if err != nil {
-		return 0, err
-	}
+func (p *Prober) Rate(ctx context.Context, lasts time.Duration) (float64, error) {
 	began := time.Now()
 	last := began.Add(slow*lasts + patience)
 	var from, now time.Time // beginning of the counted part, and arrival of the last write
 	under, arrived, counted := 0, 0, 0
 	for {
 		for ; under < window; under++ {
-			if err := p.write(l, message); err != nil {
+			if err := p.write(message); err != nil {
 				return 0, err
 			}
 		}
-		n, err := p.arrive(ctx, l, last)
+		n, err := p.arrive(ctx, last)
 		if err != nil {
 			return 0, err
 		}
@@ -308,15 +220,7 @@ func (p *Prober) Rate(ctx context.Context, other int, lasts time.Duration) (floa
 		}
 		over := now.Sub(began) >= lasts && counted >= enough || arrived*message >= mostBytes
 		if counted > 0 && (over || now.Sub(began) >= slow*lasts) {
-			break
+			return float64(counted*message) / now.Sub(from).Seconds(), nil
 		}
 	}
-	for until := time.Now().Add(patience); under > 0; {
-		n, err := p.arrive(ctx, l, until)
-		if err != nil {
-			return 0, err
-		}
-		under -= n
-	}
-	return float64(counted*message) / now.Sub(from).Seconds(), nil
 }

@@ -47,46 +47,46 @@ func open(t *testing.T, provider string) *verbs.Device {
 	return d
 }
 
-// pair connects two ends, which are 0 and 1.
-func pair(t *testing.T, ctx context.Context, provider string) (a, b *probe.Prober) {
+// pair connects two ends, of which the second serves the first until end closes it.
+func pair(t *testing.T, ctx context.Context, provider string) (a *probe.Prober, end func() error) {
 	t.Helper()
-	a, toB, err := probe.Open(open(t, provider), []int{1})
+	a, err := probe.Open(open(t, provider))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, toA, err := probe.Open(open(t, provider), []int{0})
+	b, err := probe.Open(open(t, provider))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := a.Join(ctx, 1, toA[0], false); err != nil {
+	if err := b.Connect(ctx, a.End, false); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Join(ctx, 0, toB[1], true); err != nil {
+	serving, stop := context.WithCancel(ctx)
+	var served sync.WaitGroup
+	served.Go(func() { b.Serve(serving) })
+	if err := a.Connect(ctx, b.End, true); err != nil {
 		t.Fatal(err)
 	}
-	return a, b
+	return a, func() error {
+		stop()
+		served.Wait()
+		return b.Close()
+	}
 }
 
-func TestBothDirectionsOfALinkAreMeasured(t *testing.T) {
+func TestALinkIsMeasured(t *testing.T) {
 	for _, provider := range []string{verbs.ProviderTCP, verbs.ProviderSHM} {
 		t.Run(provider, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			a, b := pair(t, ctx, provider)
-			for _, end := range []struct {
-				*probe.Prober
-				other int
-			}{{a, 1}, {b, 0}} {
-				hop, err := end.Latency(ctx, end.other)
-				if err != nil || hop <= 0 {
-					t.Errorf("latency to %d: %v, %v", end.other, hop, err)
-				}
-				rate, err := end.Rate(ctx, end.other, 30*time.Millisecond)
-				if err != nil || rate <= 0 {
-					t.Errorf("rate to %d: %v, %v", end.other, rate, err)
-				}
+			a, end := pair(t, ctx, provider)
+			if hop, err := a.Latency(ctx); err != nil || hop <= 0 {
+				t.Errorf("latency %v, %v", hop, err)
 			}
-			if err := errors.Join(a.Close(), b.Close()); err != nil {
+			if rate, err := a.Rate(ctx, 30*time.Millisecond); err != nil || rate <= 0 {
+				t.Errorf("rate %v, %v", rate, err)
+			}
+			if err := errors.Join(a.Close(), end()); err != nil {
 				t.Error(err)
 			}
 		})
@@ -96,78 +96,45 @@ func TestBothDirectionsOfALinkAreMeasured(t *testing.T) {
 func TestALinkThatBreaksIsAnError(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	a, b := pair(t, ctx, verbs.ProviderTCP)
-	if _, err := b.Latency(ctx, 0); err != nil {
+	a, end := pair(t, ctx, verbs.ProviderTCP)
+	if _, err := a.Latency(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Close(); err != nil {
+	if err := end(); err != nil {
 		t.Fatal(err)
 	}
-	if rate, err := a.Rate(ctx, 1, 10*time.Second); err == nil {
+	if rate, err := a.Rate(ctx, 10*time.Second); err == nil {
 		t.Errorf("a link without its other end carries %g B/s", rate)
-	}
-	if _, err := a.Latency(ctx, 7); !errors.Is(err, probe.ErrLink) {
-		t.Errorf("a link that was not made: %v", err)
 	}
 	if err := a.Close(); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestALinkThatDoesNotConnectEndsWithItsContext(t *testing.T) {
+func TestALinkThatIsNotServedEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	a, _, err := probe.Open(open(t, verbs.ProviderTCP), []int{1})
+	a, err := probe.Open(open(t, verbs.ProviderTCP))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, toA, err := probe.Open(open(t, verbs.ProviderTCP), []int{0})
+	b, err := probe.Open(open(t, verbs.ProviderTCP))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := a.Join(ctx, 1, toA[0], false); err != nil {
+	if err := b.Connect(ctx, a.End, false); err != nil {
 		t.Fatal(err)
 	}
 	short, cancelShort := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancelShort()
-	if _, err := a.Rate(short, 1, time.Second); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("nobody connects: %v", err)
+	err = a.Connect(short, b.End, true)
+	if err == nil {
+		_, err = a.Rate(short, time.Second)
+	}
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("nobody serves: %v", err)
 	}
 	if err := errors.Join(a.Close(), b.Close()); err != nil {
 		t.Error(err)
-	}
-}
-
-// A measurement is ended while calls are under way, and they end: of a queue that is closed they touch nothing.
-func TestAnEndedMeasurementRefusesCalls(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	a, b := pair(t, ctx, verbs.ProviderTCP)
-	var calls sync.WaitGroup
-	begun := make(chan struct{}, 8)
-	for i := range cap(begun) {
-		calls.Go(func() {
-			for k := 0; ; k++ {
-				hurried, cancel := context.WithTimeout(ctx, time.Duration(i*100)*time.Microsecond)
-				_, err := a.Latency(hurried, 1)
-				cancel()
-				if k == 0 {
-					begun <- struct{}{}
-				}
-				if err != nil && !errors.Is(err, context.DeadlineExceeded) {
-					return
-				}
-			}
-		})
-	}
-	for range cap(begun) {
-		<-begun
-	}
-	if err := errors.Join(a.Close(), b.Close()); err != nil {
-		t.Error(err)
-	}
-	calls.Wait()
-	if _, err := a.Latency(ctx, 1); err == nil {
-		t.Error("the latency of a link was measured that is closed")
 	}
 }
