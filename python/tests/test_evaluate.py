@@ -62,7 +62,7 @@ def fused(until: str):
     import rackweave.torch
 
     torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     rackweave.torch.attach(model, optimizer, fused=True)
     while not os.path.exists(until):
@@ -117,14 +117,16 @@ class EvaluateTest(unittest.TestCase):
 
             def function(step: int, parameters: dict) -> float:
                 names.append({n: x.shape for n, x in parameters.items()})
-                open(until, "w").close()
+                if len(names) == 2:
+                    open(until, "w").close()
                 return float(parameters["0.bias"].sum())
 
             running = rack.Workers(fused, 1, a.address, (until,), ENV, framework="torch")
             rackweave.evaluate(function, address=a.address, **JOB)
             for outcome in running.finish():
                 self.assertIsNone(outcome.error, outcome.output)
-        self.assertEqual(names[0], {"0.weight": (3, 4), "0.bias": (3,), "1.weight": (1, 3), "1.bias": (1,)})
+        shapes = {"0.weight": (3, 4), "0.bias": (3,), "1.weight": (3,), "1.bias": (3,), "2.weight": (1, 3), "2.bias": (1,)}
+        self.assertEqual(names[-1], shapes)
 
 
 if __name__ == "__main__":

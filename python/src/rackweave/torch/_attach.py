@@ -117,6 +117,9 @@ class Attached:
         self._completed_by_step = self._fused is not None and self._fused.scaler is None
         self._exchange = Exchange(session, nonfinite)
         self._slots: List[_Slot] = [_Slot(name, p, id(p) in sparse) for name, p in named]
+        # What no step updates: an evaluator would wait for it. Flags need answers, which a two-phase session lacks, and bits.
+        apart = self._fused is not None or (find_unused and session.compress != "none")
+        self._aside = Exchange(w.session(compress="")) if apart else self._exchange
         multipliers, standard = (self._fused.multipliers, self._fused.standard) if self._fused else (None, False)
         numbers = self._exchange.register(named, wire, multipliers, sparse, standard)
         for slot, number in zip(self._slots, numbers):
@@ -124,21 +127,20 @@ class Attached:
         if self._fused:
             self._fused.attach(self._exchange, self._slots, self._complete if self._completed_by_step else lambda: None)
             if self._fused.lazy:
-                self._fused.mark(Exchange(w.session(compress="")))
+                self._fused.mark(Exchange(self._aside.session))
             self._fused.broadcast()
         else:
             broadcast_parameters(self._exchange, numbers, [p for _, p in named])
-        broadcast_frozen(self._exchange, model)
-        self._buffers = Buffers(self._exchange, model)
+        broadcast_frozen(self._aside, model)
+        self._buffers = Buffers(self._aside, model)
         self._buffers.broadcast()
         attached.update((id(p), weakref.ref(p)) for _, p in named)
         self._hooks: List[Any] = []
         self._broadcast_buffers = broadcast_buffers
         self._hooks.append(model.register_forward_pre_hook(BeforeForward(self._before_forward)))
-        if find_unused:  # a two-phase session, which fused has, answers no push, and a codec would bend the flags
-            apart = self._fused is not None or session.compress != "none"
-            self._flags, self._flags_session = torch.zeros(len(named)), w.session(compress="") if apart else session
-            self._flags_number = self._flags_session.register([Tensor("gradients that are there", (len(named),))])[0]
+        if find_unused:
+            self._flags = torch.zeros(len(named))
+            self._flags_number = self._aside.session.register([Tensor("gradients that are there", (len(named),))])[0]
         self._nodes: List[Any] = []  # torch keeps a hook only as long as its node
         for slot in self._slots:
             self._hook(slot)
@@ -222,7 +224,7 @@ class Attached:
     def _used(self) -> List[bool]:
         """Tells of each parameter whether any rank has a gradient for it."""
         self._flags[:] = torch.tensor([float(s.started or s.parameter.grad is not None) for s in self._slots])
-        self._flags_session.push_pull(self._flags_number, self._flags.numpy()).wait()
+        self._aside.session.push_pull(self._flags_number, self._flags.numpy()).wait()
         return [bool(n > 0) for n in self._flags.tolist()]
 
     def _exchange_zeros(self, slot: _Slot) -> None:
@@ -310,6 +312,5 @@ class Attached:
             attached.pop(id(slot.parameter), None)
         if self._fused:
             self._fused.detach()
-        if self._find_unused:
-            self._flags_session.close()
+        self._aside.session.close()
         self._exchange.session.close()

@@ -178,8 +178,6 @@ class Fused:
 
     def detach(self) -> None:
         """Gives the optimizer its step back."""
-        if self._marks is not None:
-            self._marks.session.close()
         if self.scaler is not None:
             del self._optimizer._step_supports_amp_scaling  # type: ignore[attr-defined]
         self._optimizer.step = self._inner  # type: ignore[method-assign]
