@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 // dependOnSources makes "go test" look at the whole module before it uses this test's cached result. It notes the directories that
@@ -74,7 +73,7 @@ func kernelEncrypts(t *testing.T, g *Guest) {
 	for pkg, tests := range map[string]string{"verbs": "^TestTCPEncrypted", "cgo/fabric": "^TestTCP(Encr|AChangedByte|Random)",
 		"service": "^TestAnAggregatorThatEncryptsSums"} {
 		bin := build(t, g, filepath.Base(pkg)+".test", "test", "-c", "github.com/rackweave/rackweave/"+pkg)
-		out, err := g.Run(within(t, 4*time.Minute), bin+" -test.v -test.run '"+tests+"'")
+		out, err := g.Run(within(t, patience), bin+" -test.v -test.run '"+tests+"'")
 		if err != nil || !strings.Contains(out, "--- PASS") || strings.Contains(out, "--- SKIP") {
 			t.Errorf("%v\n%s", err, out)
 		}
@@ -88,7 +87,7 @@ func kernelEncrypts(t *testing.T, g *Guest) {
 // ibvConforms runs the transport contract's tests, and provider ibv's own, against a guest's device.
 func ibvConforms(t *testing.T, g *Guest) {
 	bin := build(t, g, "verbs.test", "test", "-c", "github.com/rackweave/rackweave/verbs")
-	out, err := g.Run(within(t, 4*time.Minute), "RDMA_DEVICE=rxe0 RDMA_TEST_NETDEV=nic0 "+bin+" -test.v -test.run '^TestIBV'")
+	out, err := g.Run(within(t, patience), "RDMA_DEVICE=rxe0 RDMA_TEST_NETDEV=nic0 "+bin+" -test.v -test.run '^TestIBV'")
 	if err != nil || !strings.Contains(out, "--- PASS: TestIBV ") || strings.Contains(out, "--- SKIP") {
 		t.Errorf("%v\n%s", err, out)
 	}

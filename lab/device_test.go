@@ -50,7 +50,7 @@ func devices(t *testing.T, least int) []*verbs.Device {
 // onDevice runs one of this file's tests in a guest.
 func onDevice(t *testing.T, g *Guest, test, rdma string) {
 	bin := build(t, g, "lab.test", "test", "-c", "github.com/rackweave/rackweave/lab")
-	out, err := g.Run(within(t, 3*time.Minute), "RDMA_DEVICE="+rdma+" "+bin+" -test.v -test.run '^"+test+"$'")
+	out, err := g.Run(within(t, patience), "RDMA_DEVICE="+rdma+" "+bin+" -test.v -test.run '^"+test+"$'")
 	if err != nil || !strings.Contains(out, "--- PASS: "+test+" ") || strings.Contains(out, "--- SKIP") {
 		t.Errorf("%v\n%s", err, out)
 	}

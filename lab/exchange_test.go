@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 // program builds the one binary for a guest.
@@ -24,7 +23,7 @@ const small = "--bytes 1MB --workers 2 --iters 2 --warmup 1 --optimizer sgd_torc
 func exchange(t *testing.T, g *Guest, flags string) string {
 	t.Helper()
 	const file = SharedDir + "/result.json"
-	out, err := g.Run(within(t, 10*time.Minute), program(t, g)+" bench --json "+file+" "+flags)
+	out, err := g.Run(within(t, patience), program(t, g)+" bench --json "+file+" "+flags)
 	if err != nil {
 		t.Fatalf("%s: %v\n%s", flags, err, out)
 	}
@@ -35,7 +34,7 @@ func exchange(t *testing.T, g *Guest, flags string) string {
 func exchangeOnHost(t *testing.T, g *Guest, flags string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "result.json")
-	cmd := exec.CommandContext(within(t, 2*time.Minute), filepath.Join(g.Dir(), "rackweave"),
+	cmd := exec.CommandContext(within(t, patience), filepath.Join(g.Dir(), "rackweave"),
 		append([]string{"bench", "--json", file}, strings.Fields(flags)...)...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", flags, err, out)

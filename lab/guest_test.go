@@ -43,7 +43,7 @@ func TestSingleGuest(t *testing.T) {
 	t.Run("says what cannot be had", func(t *testing.T) { whatCannotBeHad(t, g) })
 	t.Run("soft-RoCE comes and goes", func(t *testing.T) { softRoCEComesAndGoes(t, g) })
 	t.Run("reports exit status and output", func(t *testing.T) {
-		out, err := g.Run(within(t, time.Minute), "echo one; echo two >&2; exit 7")
+		out, err := g.Run(within(t, patience), "echo one; echo two >&2; exit 7")
 		var exit *ExitError
 		if !errors.As(err, &exit) || exit.Status != 7 || exit.Guest != "aggregator" {
 			t.Errorf("got error %v, want exit status 7 in guest aggregator", err)

@@ -4,13 +4,12 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 )
 
 // refuses runs a script that must fail soon, with an error that has all of wants.
 func refuses(t *testing.T, g *Guest, script string, wants ...string) {
 	t.Helper()
-	out, err := g.Run(within(t, time.Minute), script)
+	out, err := g.Run(within(t, patience), script)
 	if err == nil {
 		t.Errorf("%s succeeded:\n%s", script, out)
 	}

@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 )
 
 // writeBandwidth runs ib_write_bw with 32 KiB messages from one guest to another and returns its average, in MB/s. It tries
@@ -19,13 +18,13 @@ func writeBandwidth(t *testing.T, server, client *Guest, flags string) float64 {
 		s := server.Start("exec ib_write_bw " + flags)
 		// The client is refused at once until the server listens.
 		var err error
-		out, err = client.Run(within(t, time.Minute), fmt.Sprintf(
+		out, err = client.Run(within(t, patience), fmt.Sprintf(
 			"for i in $(seq 50); do ib_write_bw %s %s 2>&1 | tee /tmp/bw; grep -q 'connect to' /tmp/bw || exit 0; sleep 0.2; done; exit 1",
 			flags, server.Addr(0)))
 		if err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		s.Wait(within(t, 20*time.Second))
+		s.Wait(within(t, patience))
 		for line := range strings.Lines(out) {
 			if f := strings.Fields(line); len(f) == 5 && f[0] == "32768" {
 				if bw, err := strconv.ParseFloat(f[3], 64); err == nil && bw > 0 {
@@ -67,7 +66,7 @@ func TestPairIsTwoHosts(t *testing.T) {
 			if err := worker.SetLink(0, c.up); err != nil {
 				t.Fatal(err)
 			}
-			run(t, worker, fmt.Sprintf("for i in $(seq 100); do grep -q %s %s && exit; sleep 0.1; done; cat %s; exit 1", c.want, state,
+			run(t, worker, fmt.Sprintf("for i in $(seq 3000); do grep -q %s %s && exit; sleep 0.1; done; cat %s; exit 1", c.want, state,
 				state))
 		}
 		run(t, worker, "busybox ping -c1 -W10 "+aggregator.Addr(0))
@@ -75,10 +74,10 @@ func TestPairIsTwoHosts(t *testing.T) {
 	t.Run("a killed guest is gone for those who wait", func(t *testing.T) {
 		c := worker.Start("sleep 60")
 		worker.Kill()
-		if _, err := c.Wait(within(t, 10*time.Second)); !errors.Is(err, ErrGuestGone) {
+		if _, err := c.Wait(within(t, patience)); !errors.Is(err, ErrGuestGone) {
 			t.Errorf("got %v, want %v", err, ErrGuestGone)
 		}
-		if out, err := aggregator.Run(within(t, 20*time.Second), "busybox ping -c1 -W1 "+worker.Addr(0)); err == nil {
+		if out, err := aggregator.Run(within(t, patience), "busybox ping -c1 -W1 "+worker.Addr(0)); err == nil {
 			t.Errorf("a dead guest answers: %s", out)
 		}
 	})

@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 )
 
 // serve runs an aggregator in the guest until the test ends, and returns its port's URL there once it answers.
@@ -27,7 +26,7 @@ func serve(t *testing.T, g *Guest, provider, flags string) *Cmd {
 // untilItServes waits, in a guest, until an aggregator answers.
 func untilItServes(t *testing.T, g *Guest, url string) {
 	t.Helper()
-	run(t, g, fmt.Sprintf(`for i in $(seq 150); do
+	run(t, g, fmt.Sprintf(`for i in $(seq 2000); do
 	busybox wget -q -O - --header 'content-type: application/json' --post-data '{}' %s/grpc.health.v1.Health/Check && exit
 	sleep 0.2
 done 2>/dev/null; exit 1`, url))
@@ -88,7 +87,7 @@ func steadyState(t *testing.T, g *Guest) {
 // difference.
 func shareOfPerftest(t *testing.T, g *Guest) {
 	file := filepath.Join(g.Dir(), "share.json")
-	out, err := g.Run(within(t, 3*time.Minute),
+	out, err := g.Run(within(t, patience),
 		program(t, g)+" bench --provider ibv --bytes 4MB --workers 2 --iters 2 --warmup 1 --arena "+
 			"--json "+SharedDir+"/share.json")
 	if err != nil {
