@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"slices"
 )
 
 // Range is the positions [From, To) of an epoch's order.
@@ -38,8 +37,8 @@ type Dealer interface {
 	// Next leases a batch of at most count positions of an epoch. A worker numbers its calls from 1. A repeated number has the same
 	// answer.
 	Next(worker int, seq, epoch, count uint64) (Lease, error)
-	// Done reports that the gradient of the batch with a number was applied. A repetition has no effect.
-	Done(worker int, seq uint64) error
+	// Done reports that the gradients of a worker's batches up to a number were applied. A repetition has no effect.
+	Done(worker int, upTo uint64) error
 	// Lose takes back what a worker holds. Its numbers begin again with 1.
 	Lose(worker int)
 	// Epoch returns the epoch with which a worker begins, or that it is in.
@@ -99,16 +98,15 @@ func (w *worker) lease(l Lease) Lease {
 	return l
 }
 
-// done takes a lease from the worker. It reports false if it was taken before, or was empty.
-func (w *worker) done(seq uint64) (Lease, bool, error) {
-	if seq == 0 || seq > w.seq {
-		return Lease{}, false, fmt.Errorf("done with batch %d: %w: the last is %d", seq, ErrNotHeld, w.seq)
+// done takes the leases up to a number from the worker.
+func (w *worker) done(upTo uint64) (settled []Lease, err error) {
+	if upTo == 0 || upTo > w.seq {
+		return nil, fmt.Errorf("done with batch %d: %w: the last is %d", upTo, ErrNotHeld, w.seq)
 	}
-	i := slices.IndexFunc(w.leases, func(l Lease) bool { return l.Seq == seq })
-	if i < 0 {
-		return Lease{}, false, nil
+	n := 0
+	for n < len(w.leases) && w.leases[n].Seq <= upTo {
+		n++
 	}
-	l := w.leases[i]
-	w.leases = slices.Delete(w.leases, i, i+1)
-	return l, true, nil
+	settled, w.leases = w.leases[:n], w.leases[n:]
+	return settled, nil
 }

@@ -52,20 +52,23 @@ func (r *trial) next(worker int, count uint64) Lease {
 	return l
 }
 
+// done applies a worker's batches up to one that it holds.
 func (r *trial) done(worker, i int) {
 	w := &r.workers[worker]
-	l := w.held[i]
-	w.held = slices.Delete(w.held, i, i+1)
+	settled := w.held[:i+1]
 	for range 2 { // the second has no effect
-		if err := r.dealer.Done(worker, l.Seq); err != nil {
+		if err := r.dealer.Done(worker, settled[i].Seq); err != nil {
 			r.t.Fatal(err)
 		}
 	}
-	for _, at := range l.Ranges {
-		for p := at.From; p < at.To; p++ {
-			r.applied[Range{at.Epoch, p, p + 1}]++
+	for _, l := range settled {
+		for _, at := range l.Ranges {
+			for p := at.From; p < at.To; p++ {
+				r.applied[Range{at.Epoch, p, p + 1}]++
+			}
 		}
 	}
+	w.held = w.held[i+1:]
 }
 
 func (r *trial) lose(worker int) {

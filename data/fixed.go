@@ -1,9 +1,6 @@
 package data
 
-import (
-	"fmt"
-	"slices"
-)
+import "fmt"
 
 // Fixed deals by step and rank alone: step s of an epoch is the positions from s times the sum of the batch sizes on, in the order
 // of ranks. In the last step of an epoch that does not divide, each worker has its share of the rest.
@@ -16,10 +13,11 @@ type Fixed struct {
 
 type fixedWorker struct {
 	worker
-	epoch, step uint64 // of the next batch
-	done        uint64 // batches that were applied in the epoch
-	applied     uint64 // the epoch of the last batch that was applied
+	next, applied point
 }
+
+// point is the number of steps that come before it in an epoch.
+type point struct{ epoch, step uint64 }
 
 // NewFixed returns the dealer of a division with these batch sizes. With shards, each worker has an order of its own, which goes on
 // without end, and a batch is positions in that: step s is from s times its batch size on.
@@ -30,7 +28,8 @@ func NewFixed(total uint64, batches []uint64, shards bool, s State) (*Fixed, err
 			return nil, fmt.Errorf("a batch of %d rows for worker %d: use 1 or more", b, rank)
 		}
 		f.sum += b
-		f.workers[rank] = fixedWorker{epoch: s.Epoch, step: s.Cursor, done: s.Cursor, applied: s.Epoch}
+		at := point{s.Epoch, s.Cursor}
+		f.workers[rank] = fixedWorker{next: at, applied: at}
 	}
 	if total > 0 && total <= MaxRows && !s.reachable(f.Steps()*f.sum) {
 		return nil, fmt.Errorf("the state is in epoch %d of %d steps of %d rows, beyond what can be counted: begin anew", s.Epoch, f.Steps(), f.sum)
@@ -67,53 +66,51 @@ func (f *Fixed) Next(rank int, seq, epoch, _ uint64) (Lease, error) {
 	if last, again, err := w.repeated(seq); again || err != nil {
 		return last, err
 	}
-	if epoch == w.epoch+1 && w.step == f.Steps() {
-		w.epoch, w.step = epoch, 0
+	steps := f.Steps()
+	if epoch == w.next.epoch+1 && w.next.step == steps {
+		w.next = point{epoch: epoch}
 	}
 	switch {
-	case epoch != w.epoch:
-		return Lease{}, fmt.Errorf("epoch %d: %w: the worker is in step %d of %d of epoch %d", epoch, ErrEpoch, w.step,
-			f.Steps(), w.epoch)
-	case w.step == f.Steps():
+	case epoch != w.next.epoch:
+		return Lease{}, fmt.Errorf("epoch %d: %w: the worker is in step %d of %d of epoch %d", epoch, ErrEpoch, w.next.step, steps, w.next.epoch)
+	case w.next.step == steps:
 		return w.lease(Lease{Seq: seq, End: true}), nil
 	}
-	l := Lease{Seq: seq, Ranges: []Range{f.Batch(epoch, w.step, rank)}} // may be empty, but counts as a step
-	w.step++
+	l := Lease{Seq: seq, Ranges: []Range{f.Batch(epoch, w.next.step, rank)}} // may be empty, but counts as a step
+	w.next.step++
 	return w.lease(l), nil
 }
 
 // Done implements Dealer.
-func (f *Fixed) Done(rank int, seq uint64) error {
+func (f *Fixed) Done(rank int, upTo uint64) error {
 	w := &f.workers[rank]
-	l, held, err := w.worker.done(seq)
-	if !held {
-		return err
+	settled, err := w.worker.done(upTo)
+	for _, l := range settled {
+		if epoch := l.Ranges[0].Epoch; epoch != w.applied.epoch {
+			w.applied = point{epoch: epoch}
+		}
+		w.applied.step++
 	}
-	if epoch := l.Ranges[0].Epoch; epoch != w.applied {
-		w.applied, w.done = epoch, 0
-	}
-	w.done++
-	return nil
+	return err
 }
 
 // Lose implements Dealer: the worker that comes next goes on after the last batch that was applied.
 func (f *Fixed) Lose(rank int) {
 	w := &f.workers[rank]
-	w.worker = worker{}
-	w.epoch, w.step = w.applied, w.done
+	w.worker, w.next = worker{}, w.applied
 }
 
 // Epoch implements Dealer.
-func (f *Fixed) Epoch(rank int) uint64 { return f.workers[rank].epoch }
+func (f *Fixed) Epoch(rank int) uint64 { return f.workers[rank].next.epoch }
 
 // State implements Dealer. It returns an error if workers have applied different numbers of steps.
 func (f *Fixed) State() (State, error) {
-	at := func(w fixedWorker) [2]uint64 { return [2]uint64{w.applied, w.done} }
-	first := at(f.workers[0])
-	if i := slices.IndexFunc(f.workers, func(w fixedWorker) bool { return at(w) != first }); i > 0 {
-		other := at(f.workers[i])
-		return State{}, fmt.Errorf("worker 0 has applied %d steps of epoch %d, worker %d %d of epoch %d: save between steps", first[1], first[0], i,
-			other[1], other[0])
+	first := f.workers[0].applied
+	for i, w := range f.workers {
+		if w.applied != first {
+			return State{}, fmt.Errorf("worker 0 has applied %d steps of epoch %d, worker %d %d of epoch %d: save between steps", first.step,
+				first.epoch, i, w.applied.step, w.applied.epoch)
+		}
 	}
-	return State{Epoch: first[0], Cursor: first[1]}, nil
+	return State{Epoch: first.epoch, Cursor: first.step}, nil
 }

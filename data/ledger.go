@@ -129,28 +129,26 @@ func (l *Ledger) held(worker int) (all []Range) {
 }
 
 // Done implements Dealer.
-func (l *Ledger) Done(worker int, seq uint64) error {
-	lease, held, err := l.workers[worker].done(seq)
-	if held {
-		l.settle(lease)
-	}
+func (l *Ledger) Done(worker int, upTo uint64) error {
+	settled, err := l.workers[worker].done(upTo)
+	l.settle(settled)
 	return err
 }
 
-// settle counts a lease's positions as no longer pending.
-func (l *Ledger) settle(lease Lease) {
-	for _, r := range lease.Ranges {
-		if r.Epoch == l.epoch {
-			l.pending -= r.Len()
+// settle counts the positions of leases as no longer pending.
+func (l *Ledger) settle(leases []Lease) {
+	for _, lease := range leases {
+		for _, r := range lease.Ranges {
+			if r.Epoch == l.epoch {
+				l.pending -= r.Len()
+			}
 		}
 	}
 }
 
 // Lose implements Dealer.
 func (l *Ledger) Lose(lost int) {
-	for _, lease := range l.workers[lost].leases {
-		l.settle(lease)
-	}
+	l.settle(l.workers[lost].leases)
 	l.giveBack(l.held(lost))
 	l.workers[lost] = worker{}
 	if !slices.ContainsFunc(l.workers, func(w worker) bool { return w.seq > 0 }) {

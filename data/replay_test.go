@@ -11,18 +11,18 @@ import (
 func TestReplaysDealWhatWasApplied(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		total, workers := rapid.Uint64Range(1, 40).Draw(t, "rows"), rapid.IntRange(1, 4).Draw(t, "workers")
-		var recorder *Recorder
+		var record *Record
 		r := newTrial(t, total, workers, func(s State) Dealer {
 			l, err := NewLedger(total, workers, false, s)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if recorder == nil {
-				recorder = NewRecorder(l, workers)
+			if record == nil {
+				record = NewRecord(l, workers)
 			} else {
-				recorder.GoOn(l)
+				record.GoOn(l)
 			}
-			return recorder
+			return record
 		})
 		applied := make([][][]Range, workers)
 		for range rapid.IntRange(0, 60).Draw(t, "events") {
@@ -45,11 +45,11 @@ func TestReplaysDealWhatWasApplied(t *testing.T) {
 				r.next(worker, rapid.Uint64Range(1, 9).Draw(t, "count"))
 			}
 		}
-		again := NewReplay(recorder.Batches)
+		record.GoOn(nil)
 		for worker := range workers {
 			var got [][]Range
-			for i, b := range recorder.Batches[worker] {
-				l, err := again.Next(worker, uint64(i+1), b.Epoch, 1)
+			for i, b := range record.batches[worker] {
+				l, err := record.Next(worker, uint64(i+1), b.Epoch, 1)
 				if err != nil {
 					t.Fatal(err)
 				}
