@@ -72,7 +72,8 @@ func (f *Fixed) Next(rank int, seq, epoch, _ uint64) (Lease, error) {
 	}
 	switch {
 	case epoch != w.next.epoch:
-		return Lease{}, fmt.Errorf("epoch %d: %w: the worker is in step %d of %d of epoch %d", epoch, ErrEpoch, w.next.step, steps, w.next.epoch)
+		return Lease{}, fmt.Errorf("epoch %d: %w: the worker is in step %d of %d of epoch %d", epoch, ErrEpoch, w.next.step,
+			steps, w.next.epoch)
 	case w.next.step == steps:
 		return w.lease(Lease{Seq: seq, End: true}), nil
 	}

@@ -21,80 +21,23 @@ import (
 	"github.com/rackweave/rackweave/service/rpc"
 )
 
-// dataBody bounds a call that opens a set. The state to go on from may have many ranges.
-const dataBody = 4 << 20
+// Bounds of a call that opens a set, by a worker of a job and by any tenant. The state to go on from may have many ranges.
+const (
+	dataBody   = 4 << 20
+	besideBody = 256 << 10
+)
 
-// serveData mounts the calls that deal rows.
+// serveData mounts the calls that deal rows to the workers of jobs.
 func serveData(s *Service) {
-	mountOf(s, apiconnect.DataServiceOpenProcedure, dataBody, ofData(s, (*data.Server).Open))
-	mountOf(s, apiconnect.DataServiceNextProcedure, 4<<10, ofData(s, (*data.Server).Next))
-	mountOf(s, apiconnect.DataServiceStateProcedure, 4<<10, ofData(s, (*data.Server).State))
-	mount(s, apiconnect.DataServiceStatusProcedure, rule{}, dataStatus(s), connect.WithIdempotency(connect.IdempotencyNoSideEffects))
+	of := func(most int64) rule { return rule{ofMember, most} }
+	mountData(s, apiconnect.DataServiceOpenProcedure, of(dataBody), memberOf[*api.OpenDataRequest], s.data.Open)
+	mountData(s, apiconnect.DataServiceNextProcedure, of(4<<10), memberOf[*api.NextRowsRequest], s.data.Next)
+	mountData(s, apiconnect.DataServiceStateProcedure, of(4<<10), memberOf[*api.DataStateRequest], s.data.State)
+	mountDataStatus(s, func(ctx context.Context, k data.Key) bool { return job.CallerOf(ctx).Owns(k.(dealt).Job) })
 }
 
-// dealt is the key of a job's sets.
-type dealt struct{ *job.Job }
-
-// Over implements [data.Key].
-func (d dealt) Over() bool {
-	select {
-	case <-d.Job.Over:
-		return true
-	default:
-		return false
-	}
-}
-
-// progress implements [checkpoint.Progress].
-type progress struct{ *data.Server }
-
-func (p progress) States(j *job.Job) ([]*api.DataState, error) { return p.Server.States(dealt{j}) }
-
-func (p progress) Restore(j *job.Job, states []*api.DataState) error {
-	return p.Server.Restore(dealt{j}, j.Name, states)
-}
-
-// ofData calls the server of rows for a member.
-func ofData[Q, A any](s *Service, call func(*data.Server, *data.Caller, *Q) (*A, error)) callOf[*job.Member, Q, A] {
-	return active(func(m *job.Member, ctx context.Context, r *Q) (*A, error) {
-		j := m.Job
-		switch {
-		case j.Spec.Part > 0:
-			return nil, rpc.Refuse(connect.CodeFailedPrecondition, "job %q: the first of its aggregators deals rows: call that one", j.Name)
-		case j.Spec.Total > j.Spec.Workers:
-			return nil, rpc.Refuse(connect.CodeFailedPrecondition,
-				"job %q has workers in several racks, and an aggregator deals rows to its own: use a service beside, rackweave data serve", j.Name)
-		}
-		c := &data.Caller{Key: dealt{j}, Job: j.Name, Rank: m.Rank, Workers: j.Spec.Workers, Incarnation: m.Session,
-			Synchronous: j.Spec.Mode != aggregate.Stream,
-			Gone:        func() bool { return m.Active() != nil },
-			Account: &data.Account{
-				Set: func(bytes int64) (func(), error) {
-					x := quota.Amounts{quota.Memory: bytes}
-					return func() { j.Account.Return(x) }, j.Charge("a training set", x)
-				},
-				Call: func(bytes int64) error { return j.ChargeCall(ctx, "a batch of rows", bytes) },
-			},
-		}
-		out, err := call(s.data, c, r)
-		return out, dataError(err)
-	})
-}
-
-// openBeside opens what deals rows beside an aggregator.
-func openBeside(o *Options) (*data.Beside, error) {
-	timeout := cmp.Or(o.Beside.LeaseTimeout, time.Minute)
-	if timeout < time.Second {
-		return nil, fmt.Errorf("lease timeout of %v: use 1s or more", timeout)
-	}
-	return data.NewBeside(o.DataDir, timeout, o.Beside.Journal, o.Beside.JournalBytes, o.Beside.Replay)
-}
-
-// besideBody bounds a call that opens a set beside an aggregator, which any tenant makes.
-const besideBody = 256 << 10
-
-// serveBeside mounts the calls of a service that deals rows alone.
-func serveBeside(s *Service, b *data.Beside) {
+// serveBeside mounts the calls of a service that deals rows alone, to whoever opens a set.
+func serveBeside(s *Service) {
 	ledger := s.jobs.Ledger.Open(quota.Amounts{})
 	account := func(ctx context.Context) *data.Account {
 		charge := func(bytes int64) (func(), error) {
@@ -114,23 +57,95 @@ func serveBeside(s *Service, b *data.Beside) {
 			if err := mayOpen(ctx, s, r.Job); err != nil {
 				return nil, err
 			}
-			out, err := b.Open(r, account(ctx))
+			out, err := s.beside.Open(r, account(ctx))
 			return out, dataError(err)
 		})
-	mount(s, apiconnect.DataServiceNextProcedure, rule{},
-		func(ctx context.Context, r *api.NextRowsRequest) (*api.NextRowsResponse, error) {
-			out, err := b.Next(job.CallerOf(ctx).Dealt, r, account(ctx))
-			return out, dataError(err)
-		})
-	mount(s, apiconnect.DataServiceStateProcedure, rule{},
-		func(ctx context.Context, r *api.DataStateRequest) (*api.DataStateResponse, error) {
-			out, err := b.State(job.CallerOf(ctx).Dealt, r)
-			return out, dataError(err)
-		})
+	caller := func(ctx context.Context) (*data.Caller, error) {
+		return s.beside.Caller(job.CallerOf(ctx).Dealt, account(ctx))
+	}
+	mountData(s, apiconnect.DataServiceNextProcedure, rule{},
+		func(ctx context.Context, _ *api.NextRowsRequest) (*data.Caller, error) { return caller(ctx) }, s.data.Next)
+	mountData(s, apiconnect.DataServiceStateProcedure, rule{},
+		func(ctx context.Context, _ *api.DataStateRequest) (*data.Caller, error) { return caller(ctx) }, s.data.State)
+	mountDataStatus(s, func(ctx context.Context, k data.Key) bool { return mayOpen(ctx, s, string(k.(data.JobName))) == nil })
+}
+
+// mountData mounts a call of the server of rows. of returns who calls.
+func mountData[Q, A any](s *Service, procedure string, r rule, of func(context.Context, *Q) (*data.Caller, error),
+	call func(*data.Caller, *Q) (*A, error)) {
+	mount(s, procedure, r, func(ctx context.Context, q *Q) (out *A, err error) {
+		c, err := of(ctx, q)
+		if err == nil {
+			out, err = call(c, q)
+		}
+		return out, dataError(err)
+	})
+}
+
+// mountDataStatus mounts the call that describes the sets which a caller may know.
+func mountDataStatus(s *Service, may func(context.Context, data.Key) bool) {
 	mount(s, apiconnect.DataServiceStatusProcedure, rule{},
 		func(ctx context.Context, _ *api.DataStatusRequest) (*api.DataStatusResponse, error) {
-			return &api.DataStatusResponse{Sets: b.Status(func(name string) bool { return mayOpen(ctx, s, name) == nil })}, nil
+			return &api.DataStatusResponse{Sets: s.data.Status(func(k data.Key) bool { return may(ctx, k) })}, nil
 		}, connect.WithIdempotency(connect.IdempotencyNoSideEffects))
+}
+
+// dealt is the key of a job's sets.
+type dealt struct{ *job.Job }
+
+// Over implements [data.Key].
+func (d dealt) Over() bool {
+	select {
+	case <-d.Job.Over:
+		return true
+	default:
+		return false
+	}
+}
+
+// progress implements [checkpoint.Progress].
+type progress struct{ *Service }
+
+func (p progress) States(j *job.Job) ([]*api.DataState, error) { return p.data.States(dealt{j}) }
+
+func (p progress) Restore(j *job.Job, states []*api.DataState) error {
+	return p.data.Restore(dealt{j}, j.Name, states)
+}
+
+// memberOf returns the member that calls.
+func memberOf[Q interface{ GetIncarnation() string }](ctx context.Context, r Q) (*data.Caller, error) {
+	m := job.CallerOf(ctx).Member
+	j := m.Job
+	if err := m.Active(); err != nil {
+		return nil, err
+	}
+	switch {
+	case j.Spec.Part > 0:
+		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "job %q: the first of its aggregators deals rows: call that one", j.Name)
+	case j.Spec.Total > j.Spec.Workers:
+		return nil, rpc.Refuse(connect.CodeFailedPrecondition,
+			"job %q has workers in several racks, and an aggregator deals rows to its own: use a service beside, rackweave data serve", j.Name)
+	}
+	return &data.Caller{
+		Key: dealt{j}, Job: j.Name, Rank: m.Rank, Workers: j.Spec.Workers, Incarnation: m.Session + r.GetIncarnation(),
+		Synchronous: j.Spec.Mode != aggregate.Stream, Gone: m.Active,
+		Account: &data.Account{
+			Set: func(bytes int64) (func(), error) {
+				x := quota.Amounts{quota.Memory: bytes}
+				return func() { j.Account.Return(x) }, j.Charge("a training set", x)
+			},
+			Call: func(bytes int64) error { return j.ChargeCall(ctx, "a batch of rows", bytes) },
+		},
+	}, nil
+}
+
+// openBeside opens what deals rows beside an aggregator.
+func openBeside(o *Options) (*data.Beside, error) {
+	timeout := cmp.Or(o.Beside.LeaseTimeout, time.Minute)
+	if timeout < time.Second {
+		return nil, fmt.Errorf("lease timeout of %v: use 1s or more", timeout)
+	}
+	return data.NewBeside(o.DataDir, timeout, o.Beside.Journal, o.Beside.JournalBytes, o.Beside.Replay)
 }
 
 // mayOpen refuses a caller without the token of a job.
@@ -143,35 +158,26 @@ func mayOpen(ctx context.Context, s *Service, name string) error {
 	return err
 }
 
-// dataError gives an error of the server of rows a code.
-func dataError(err error) error {
-	code := connect.CodeInvalidArgument
-	switch {
-	case err == nil || connect.CodeOf(err) != connect.CodeUnknown:
-		return err
-	case errors.Is(err, data.ErrReopen):
-		code = connect.CodeAborted
-	case errors.Is(err, data.ErrUnknown), errors.Is(err, fs.ErrNotExist):
-		code = connect.CodeNotFound
-	case errors.Is(err, data.ErrFull):
-		code = connect.CodeResourceExhausted
-	case errors.Is(err, deal.ErrSequence), errors.Is(err, deal.ErrNotHeld), errors.Is(err, deal.ErrEpoch):
-		code = connect.CodeFailedPrecondition
-	case errors.Is(err, manifest.ErrCorrupt):
-		code = connect.CodeDataLoss
-	}
-	return connect.NewError(code, err)
+// dataErrors are the codes of errors of the server of rows. Others are of arguments.
+var dataErrors = []struct {
+	err  error
+	code connect.Code
+}{
+	{data.ErrReopen, connect.CodeAborted}, {data.ErrUnknown, connect.CodeNotFound}, {fs.ErrNotExist, connect.CodeNotFound},
+	{data.ErrFull, connect.CodeResourceExhausted}, {deal.ErrSequence, connect.CodeFailedPrecondition},
+	{deal.ErrNotHeld, connect.CodeFailedPrecondition}, {deal.ErrEpoch, connect.CodeFailedPrecondition},
+	{manifest.ErrCorrupt, connect.CodeDataLoss},
 }
 
-// dataStatus describes sets. A tenant learns of its own job's, the admin of all.
-func dataStatus(s *Service) func(context.Context, *api.DataStatusRequest) (*api.DataStatusResponse, error) {
-	return func(ctx context.Context, _ *api.DataStatusRequest) (*api.DataStatusResponse, error) {
-		out := &api.DataStatusResponse{}
-		for _, j := range s.jobs.AllJobs() {
-			if job.CallerOf(ctx).Owns(j) {
-				out.Sets = append(out.Sets, s.data.Status(dealt{j}, j.Name)...)
-			}
-		}
-		return out, nil
+// dataError gives an error of the server of rows a code.
+func dataError(err error) error {
+	if err == nil || connect.CodeOf(err) != connect.CodeUnknown {
+		return err
 	}
+	for _, e := range dataErrors {
+		if errors.Is(err, e.err) {
+			return connect.NewError(e.code, err)
+		}
+	}
+	return connect.NewError(connect.CodeInvalidArgument, err)
 }

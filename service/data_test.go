@@ -97,6 +97,24 @@ func TestAJobsWorkersTakeTheRowsOfItsSets(t *testing.T) {
 	}
 }
 
+// The second reader of a set takes it from the first, which learns of that: the two never train on one batch.
+func TestASecondReaderOfASetEndsTheFirst(t *testing.T) {
+	s, _ := serve(t, service.Options{})
+	d := dealer(s, members(t, s, "j", "stream", 1)[0], "")
+	for _, reader := range []string{"a", "b"} {
+		if _, err := d.Open(within(t), &api.OpenDataRequest{Rows: 9, Batch: 3, Incarnation: reader}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r, err := d.Next(within(t), &api.NextRowsRequest{Seq: 1, Incarnation: "b"}); err != nil || len(r.Rows) != 24 {
+		t.Errorf("%v (%v), want 3 rows", r, err)
+	}
+	_, err := d.Next(within(t), &api.NextRowsRequest{Seq: 1, Incarnation: "a"})
+	if connect.CodeOf(err) != connect.CodeAborted || !strings.Contains(err.Error(), "give each reader a set of its own") {
+		t.Errorf("the first reader: %v", err)
+	}
+}
+
 func TestLeasesOfALostWorkerReturn(t *testing.T) {
 	s, _ := serve(t, service.Options{})
 	session := members(t, s, "j", "stream", 2)

@@ -61,7 +61,7 @@ type Service struct {
 
 // dealing deals the rows of training sets.
 type dealing struct {
-	data   *data.Server // to the workers of jobs
+	data   *data.Server // to the workers of jobs, or that of beside
 	beside *data.Beside // to others. If nil, the service is an aggregator
 }
 
@@ -76,7 +76,7 @@ func New(o Options) (s *Service, err error) {
 		refusals: refusals, door: door.New(door.Default(), refusals.Count), rules: map[string]rule{},
 		dealing: dealing{data: data.NewServer(data.Config{Dir: o.DataDir})}, engines: &engine.Set{},
 	}
-	s.states = checkpoint.NewStore(o.CheckpointDir, o.Log, racksOf, progress{s.data})
+	s.states = checkpoint.NewStore(o.CheckpointDir, o.Log, racksOf, progress{s})
 	s.http, s.closeOnce = s.server(), sync.OnceValue(s.close)
 	defer func() {
 		if err != nil {
@@ -113,6 +113,7 @@ func New(o Options) (s *Service, err error) {
 		if s.beside, err = openBeside(&o); err != nil {
 			return s, err
 		}
+		s.data = s.beside.Server
 	} else {
 		if s.engines, err = engine.Open(o.engines(), s.Addr()); err != nil {
 			return s, err
@@ -141,7 +142,7 @@ func (s *Service) openJobs() {
 	s.cluster.Open(s.jobs)
 	s.servePages()
 	if s.beside != nil {
-		serveBeside(s, s.beside)
+		serveBeside(s)
 		return
 	}
 	s.serveCalls()
@@ -303,7 +304,7 @@ func (s *Service) close() error {
 	}
 	s.background.Wait()
 	s.cluster.Close()
-	return errors.Join(err, s.engines.Close(), s.beside.Close())
+	return errors.Join(err, s.engines.Close(), s.data.Close())
 }
 
 // tend does what is due every second: it samples rates and fails jobs that wait for a worker who has left.
@@ -322,6 +323,5 @@ func (s *Service) tend() {
 		s.jobs.Tend(ctx, last)
 		cancel()
 		s.data.Tend()
-		s.beside.Tend(last)
 	}
 }

@@ -15,7 +15,7 @@ import (
 func (r *Rows) request(seq, epoch uint64) *api.NextRowsRequest {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return &api.NextRowsRequest{Set: r.set, Seq: seq, Epoch: epoch, Done: r.done, Seconds: r.seconds}
+	return &api.NextRowsRequest{Set: r.set, Seq: seq, Epoch: epoch, Done: r.done, Seconds: r.seconds, Incarnation: r.reader}
 }
 
 func (r *Rows) next(ctx context.Context, q *api.NextRowsRequest) (*api.NextRowsResponse, error) {

@@ -3,6 +3,7 @@ package data
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"math"
 	"net/http"
@@ -30,10 +31,10 @@ type Options struct {
 	State    *api.DataState // of [Rows.State], to go on from
 	Ahead    int            // batches that are leased before Next asks for them: 1 to 256; if 0, 2
 
-	// For a service beside an aggregator. The incarnation tells this run of the worker from earlier ones.
-	Job, Incarnation string
-	Rank, Workers    int
-	Asynchronous     bool // workers do not wait for each other's steps
+	// For a service beside an aggregator.
+	Job           string
+	Rank, Workers int
+	Asynchronous  bool // workers do not wait for each other's steps
 }
 
 // Batch is the rows of a worker's step. Without rows, the worker takes part in the step with a gradient of 0.
@@ -59,6 +60,7 @@ const (
 type Rows struct {
 	Info    *api.OpenDataResponse // how the service deals the set
 	set     string
+	reader  string // tells this reader of the set from others
 	balance bool
 	access  membership.Access
 	member  *membership.Membership // nil for a service beside an aggregator
@@ -102,7 +104,7 @@ func Dial(ctx context.Context, a membership.Access, o Options) (*Rows, error) {
 }
 
 func (r *Rows) open(ctx context.Context, o Options, session string) (_ *Rows, err error) {
-	r.set, r.balance, o.Ahead = cmp.Or(o.Set, "train"), o.Balance, cmp.Or(o.Ahead, 2)
+	r.set, r.reader, r.balance, o.Ahead = cmp.Or(o.Set, "train"), rand.Text(), o.Balance, cmp.Or(o.Ahead, 2)
 	switch {
 	case o.Batch < 1 || o.Batch > math.MaxInt32:
 		return nil, fmt.Errorf("open set %q: a batch of %d rows: use 1 or more", r.set, o.Batch)
@@ -122,7 +124,7 @@ func (r *Rows) open(ctx context.Context, o Options, session string) (_ *Rows, er
 	q := &api.OpenDataRequest{
 		Set: r.set, Manifest: o.Manifest, Rows: o.Rows, Digest: o.Digest, Seed: o.Seed, Deal: o.Deal, Plain: o.Plain,
 		Batch: uint32(o.Batch), Balance: o.Balance, State: o.State, Favour: o.Favour, Job: o.Job, Rank: uint32(o.Rank),
-		Workers: uint32(o.Workers), Incarnation: o.Incarnation, Asynchronous: o.Asynchronous,
+		Workers: uint32(o.Workers), Incarnation: r.reader, Asynchronous: o.Asynchronous,
 	}
 	err = api.Contact(ctx, r.access.Timeout, func(within time.Duration) error {
 		try, cancel, _ := membership.Bound(ctx, within)
@@ -221,7 +223,7 @@ func (r *Rows) State(ctx context.Context) (*api.DataState, error) {
 	if err := r.Flush(ctx); err != nil {
 		return nil, err
 	}
-	a, err := call(ctx, r, "state", r.rpc.State, &api.DataStateRequest{Set: r.set})
+	a, err := call(ctx, r, "state", r.rpc.State, &api.DataStateRequest{Set: r.set, Incarnation: r.reader})
 	return a.GetState(), err
 }
 

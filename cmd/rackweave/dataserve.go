@@ -91,15 +91,11 @@ func printSets(out io.Writer, sets []*api.DataSetStatus) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, s := range sets {
 		d := s.State
-		at, unit := d.Cursor, "rows"
-		for _, r := range d.Returned {
-			at -= min(at, r.To-r.From)
-		}
-		total := d.Rows
+		total, unit := d.Rows, "rows"
 		if d.Step > 0 {
-			unit, total = "steps", (d.Rows+d.Step-1)/d.Step
+			total, unit = (d.Rows+d.Step-1)/d.Step, "steps"
 		}
-		fmt.Fprintf(w, "job %s, set %s: %s of seed %d, epoch %d, %d of %d %s are applied\n", s.Job, d.Set, d.Deal, d.Seed, d.Epoch, at, total, unit)
+		fmt.Fprintf(w, "job %s, set %s: %s of seed %d, epoch %d, %d of %d %s are applied\n", s.Job, d.Set, d.Deal, d.Seed, d.Epoch, d.Cursor, total, unit)
 		fmt.Fprintln(w, "  worker\trows since it opened the set\tnext batch")
 		for rank, n := range s.Dealt {
 			state := ""

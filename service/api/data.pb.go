@@ -50,7 +50,8 @@ type OpenDataRequest struct {
 	Job     string `protobuf:"bytes,12,opt,name=job,proto3" json:"job,omitempty"`
 	Rank    uint32 `protobuf:"varint,13,opt,name=rank,proto3" json:"rank,omitempty"`
 	Workers uint32 `protobuf:"varint,14,opt,name=workers,proto3" json:"workers,omitempty"`
-	// Tells this run of the worker from earlier ones.
+	// Tells this reader of the set from others, of this run of the worker and of earlier ones. It is drawn for each Open; a repeated
+	// call has the same.
 	Incarnation string `protobuf:"bytes,15,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Workers do not wait for each other's steps.
 	Asynchronous  bool `protobuf:"varint,16,opt,name=asynchronous,proto3" json:"asynchronous,omitempty"`
@@ -322,7 +323,9 @@ type NextRowsRequest struct {
 	// The gradients of all batches up to this number were applied.
 	Done uint64 `protobuf:"varint,4,opt,name=done,proto3" json:"done,omitempty"`
 	// How long the worker computed on the last of those; 0: unknown.
-	Seconds       float64 `protobuf:"fixed64,5,opt,name=seconds,proto3" json:"seconds,omitempty"`
+	Seconds float64 `protobuf:"fixed64,5,opt,name=seconds,proto3" json:"seconds,omitempty"`
+	// As in OpenDataRequest.
+	Incarnation   string `protobuf:"bytes,6,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -392,6 +395,13 @@ func (x *NextRowsRequest) GetSeconds() float64 {
 	return 0
 }
 
+func (x *NextRowsRequest) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
+	}
+	return ""
+}
+
 type NextRowsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The batch: row numbers, little-endian, in 8 bytes each. Without rows and without end: a step without rows of a synchronous
@@ -457,8 +467,10 @@ func (x *NextRowsResponse) GetWeight() float64 {
 }
 
 type DataStateRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Set           string                 `protobuf:"bytes,1,opt,name=set,proto3" json:"set,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Set   string                 `protobuf:"bytes,1,opt,name=set,proto3" json:"set,omitempty"`
+	// As in OpenDataRequest.
+	Incarnation   string `protobuf:"bytes,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -496,6 +508,13 @@ func (*DataStateRequest) Descriptor() ([]byte, []int) {
 func (x *DataStateRequest) GetSet() string {
 	if x != nil {
 		return x.Set
+	}
+	return ""
+}
+
+func (x *DataStateRequest) GetIncarnation() string {
+	if x != nil {
+		return x.Incarnation
 	}
 	return ""
 }
@@ -875,10 +894,11 @@ func (x *DataStatusResponse) GetSets() []*DataSetStatus {
 }
 
 type DataSetStatus struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Job     string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	State   *DataState             `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
-	Workers uint32                 `protobuf:"varint,3,opt,name=workers,proto3" json:"workers,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Job   string                 `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	// Without ranges and draws: the cursor counts the positions that were applied.
+	State   *DataState `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	Workers uint32     `protobuf:"varint,3,opt,name=workers,proto3" json:"workers,omitempty"`
 	// By rank: rows dealt since Open, and the rows of the next batch.
 	Dealt         []uint64 `protobuf:"varint,4,rep,packed,name=dealt,proto3" json:"dealt,omitempty"`
 	Batches       []uint32 `protobuf:"varint,5,rep,packed,name=batches,proto3" json:"batches,omitempty"`
@@ -992,19 +1012,21 @@ const file_data_proto_rawDesc = "" +
 	"\vsynchronous\x18\x06 \x01(\bR\vsynchronous\x12\x12\n" +
 	"\x04rank\x18\a \x01(\rR\x04rank\x12\x18\n" +
 	"\aworkers\x18\b \x01(\rR\aworkers\x12\x16\n" +
-	"\x06digest\x18\t \x01(\fR\x06digest\"y\n" +
+	"\x06digest\x18\t \x01(\fR\x06digest\"\x9b\x01\n" +
 	"\x0fNextRowsRequest\x12\x10\n" +
 	"\x03set\x18\x01 \x01(\tR\x03set\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x12\n" +
 	"\x04done\x18\x04 \x01(\x04R\x04done\x12\x18\n" +
-	"\aseconds\x18\x05 \x01(\x01R\aseconds\"P\n" +
+	"\aseconds\x18\x05 \x01(\x01R\aseconds\x12 \n" +
+	"\vincarnation\x18\x06 \x01(\tR\vincarnation\"P\n" +
 	"\x10NextRowsResponse\x12\x12\n" +
 	"\x04rows\x18\x01 \x01(\fR\x04rows\x12\x10\n" +
 	"\x03end\x18\x02 \x01(\bR\x03end\x12\x16\n" +
-	"\x06weight\x18\x03 \x01(\x01R\x06weight\"$\n" +
+	"\x06weight\x18\x03 \x01(\x01R\x06weight\"F\n" +
 	"\x10DataStateRequest\x12\x10\n" +
-	"\x03set\x18\x01 \x01(\tR\x03set\"B\n" +
+	"\x03set\x18\x01 \x01(\tR\x03set\x12 \n" +
+	"\vincarnation\x18\x02 \x01(\tR\vincarnation\"B\n" +
 	"\x11DataStateResponse\x12-\n" +
 	"\x05state\x18\x01 \x01(\v2\x17.rackweave.v1.DataStateR\x05state\"\xc9\x02\n" +
 	"\tDataState\x12\x10\n" +

@@ -27,6 +27,15 @@ func numbers(b []byte) (rows []uint64) {
 	return rows
 }
 
+// ask makes a call of Next with a session.
+func ask(b *Beside, session string, r *api.NextRowsRequest) (*api.NextRowsResponse, error) {
+	c, err := b.Caller(session, nil)
+	if err != nil {
+		return nil, err
+	}
+	return b.Next(c, r)
+}
+
 // run is a job whose workers and service die, and what of each epoch's rows they have applied.
 type run struct {
 	t       *rapid.T
@@ -111,14 +120,14 @@ func (r *run) begin(rank int) {
 func (r *run) next(rank int) bool {
 	w := &r.workers[rank]
 	call := &api.NextRowsRequest{Seq: w.seq + 1, Epoch: w.epoch, Done: w.done}
-	a, err := r.b.Next(w.session, call, nil)
+	a, err := ask(r.b, w.session, call)
 	if errors.Is(err, ErrReopen) {
 		return false
 	}
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	if b, err := r.b.Next(w.session, call, nil); err != nil || !proto.Equal(a, b) {
+	if b, err := ask(r.b, w.session, call); err != nil || !proto.Equal(a, b) {
 		r.t.Fatalf("repeated: %v, not %v (%v)", b, a, err)
 	}
 	w.seq++
@@ -130,7 +139,7 @@ func (r *run) next(rank int) bool {
 // apply settles a worker's batches up to a number.
 func (r *run) apply(rank int, upTo uint64) {
 	w := &r.workers[rank]
-	_, err := r.b.Next(w.session, &api.NextRowsRequest{Done: upTo}, nil)
+	_, err := ask(r.b, w.session, &api.NextRowsRequest{Done: upTo})
 	if errors.Is(err, ErrReopen) {
 		return
 	}
@@ -180,7 +189,7 @@ func TestEachRowIsAppliedOnceWhateverDies(t *testing.T) {
 				r.kill(rapid.SampledFrom([]string{"", "{", `{"op":"next","session":"`}).Draw(t, "torn"))
 			case 2: // does not call
 				r.b.sessions[w.session].heard = time.Now().Add(-testTimeout - time.Second)
-				r.b.Tend(time.Now())
+				r.b.Tend()
 			case 3, 4, 5:
 				if w.seq > 0 {
 					r.apply(rank, rapid.Uint64Range(1, w.seq).Draw(t, "done"))
@@ -303,15 +312,19 @@ func TestAStateGoesOnAsIfNothingHadHappened(t *testing.T) {
 		s := alone(t, b, o)
 		var states []*api.DataState
 		for seq, epoch := uint64(1), uint64(0); epoch < 2; seq++ {
-			state, err := b.State(s.Session, &api.DataStateRequest{})
+			c, err := b.Caller(s.Session, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := b.Next(s.Session, &api.NextRowsRequest{Seq: seq, Epoch: epoch}, nil)
+			state, err := b.State(c, &api.DataStateRequest{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := b.Next(s.Session, &api.NextRowsRequest{Done: seq}, nil); err != nil {
+			r, err := ask(b, s.Session, &api.NextRowsRequest{Seq: seq, Epoch: epoch})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := ask(b, s.Session, &api.NextRowsRequest{Done: seq}); err != nil {
 				t.Fatal(err)
 			}
 			if r.End {
@@ -325,7 +338,7 @@ func TestAStateGoesOnAsIfNothingHadHappened(t *testing.T) {
 			from.State = state
 			s, rest := alone(t, b, from), []string{}
 			for seq, epoch := uint64(1), s.Epoch; epoch < 2; seq++ {
-				r, err := b.Next(s.Session, &api.NextRowsRequest{Seq: seq, Epoch: epoch, Done: seq - 1}, nil)
+				r, err := ask(b, s.Session, &api.NextRowsRequest{Seq: seq, Epoch: epoch, Done: seq - 1})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -388,7 +401,7 @@ func TestWorkersSettleOnlyWhatTheyHold(t *testing.T) {
 		{s, &api.NextRowsRequest{Seq: 1, Set: "other"}, ErrUnknown},
 		{"nobody", &api.NextRowsRequest{Seq: 1}, ErrReopen},
 	} {
-		if _, err := b.Next(c.session, c.r, nil); !errors.Is(err, c.want) {
+		if _, err := ask(b, c.session, c.r); !errors.Is(err, c.want) {
 			t.Errorf("%v: %v, want %v", c.r, err, c.want)
 		}
 	}
@@ -402,9 +415,9 @@ func TestJobsThatBeginAgainMayChangeTheirWorkers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, err := b.Next(s.Session, &api.NextRowsRequest{Seq: 1}, nil)
+	first, err := ask(b, s.Session, &api.NextRowsRequest{Seq: 1})
 	if err == nil {
-		_, err = b.Next(s.Session, &api.NextRowsRequest{Done: 1}, nil)
+		_, err = ask(b, s.Session, &api.NextRowsRequest{Done: 1})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -417,7 +430,7 @@ func TestJobsThatBeginAgainMayChangeTheirWorkers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := b.Next(s.Session, &api.NextRowsRequest{Seq: 1}, nil)
+		r, err := ask(b, s.Session, &api.NextRowsRequest{Seq: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -433,7 +446,7 @@ func TestJournalsThatAreDamagedAreRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	b := beside(t, path)
 	s := alone(t, b, &api.OpenDataRequest{Rows: 10, Batch: 2}).Session
-	if _, err := b.Next(s, &api.NextRowsRequest{Seq: 1}, nil); err != nil {
+	if _, err := ask(b, s, &api.NextRowsRequest{Seq: 1}); err != nil {
 		t.Fatal(err)
 	}
 	_, err := NewBeside("", testTimeout, path, 1<<30, "")
@@ -446,13 +459,13 @@ func TestJournalsThatAreDamagedAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, text := range map[string][]byte{
-		"line 1: invalid character":              []byte("rows\n"),
-		"line 2: unexpected EOF":                 bytes.Replace(whole, []byte(`"seq":1`), []byte("\n"), 1),
-		"line 1: \"next\" of session":            whole[bytes.IndexByte(whole, '\n')+1:],
-		"line 2: batch 1 has 2 rows, and had 3:": bytes.Replace(whole, []byte(`"rows":2`), []byte(`"rows":3`), 1),
-		"line 2: call 2: out of sequence":        bytes.Replace(whole, []byte(`"seq":1`), []byte(`"seq":2`), 1),
-		"line 3: \"open\" of session":            append(slices.Clone(whole), `{"op":"open"}`+"\n"...),
-		`unknown field "colour"`:                 []byte(`{"op":"open","colour":3}` + "\n"),
+		"line 1: invalid character":      []byte("rows\n"),
+		"line 2: unexpected EOF":         bytes.Replace(whole, []byte(`"seq":1`), []byte("\n"), 1),
+		"line 1: \"next\" of session":    whole[bytes.IndexByte(whole, '\n')+1:],
+		"batch 1 has 2 rows, and had 3:": bytes.Replace(whole, []byte(`"rows":2`), []byte(`"rows":3`), 1),
+		"call 2: out of sequence":        bytes.Replace(whole, []byte(`"seq":1`), []byte(`"seq":2`), 1),
+		"line 3: \"open\" of session":    append(slices.Clone(whole), `{"op":"open"}`+"\n"...),
+		`unknown field "colour"`:         []byte(`{"op":"open","colour":3}` + "\n"),
 	} {
 		if err := os.WriteFile(path, text, 0o600); err != nil {
 			t.Fatal(err)
@@ -473,7 +486,7 @@ func TestAFullJournalDealsNothing(t *testing.T) {
 	defer b.Close()
 	s := alone(t, b, &api.OpenDataRequest{Rows: 10, Batch: 2}).Session
 	for seq := uint64(1); err == nil; seq++ {
-		_, err = b.Next(s, &api.NextRowsRequest{Seq: seq}, nil)
+		_, err = ask(b, s, &api.NextRowsRequest{Seq: seq})
 	}
 	if !errors.Is(err, ErrFull) || !strings.Contains(err.Error(), "raise --journal-bytes") {
 		t.Error(err)
@@ -485,7 +498,7 @@ func FuzzJournal(f *testing.F) {
 	b := beside(f, path)
 	s := alone(f, b, &api.OpenDataRequest{Rows: 10, Batch: 2}).Session
 	for seq := uint64(1); seq < 4; seq++ {
-		if _, err := b.Next(s, &api.NextRowsRequest{Seq: seq, Done: seq - 1}, nil); err != nil {
+		if _, err := ask(b, s, &api.NextRowsRequest{Seq: seq, Done: seq - 1}); err != nil {
 			f.Fatal(err)
 		}
 	}
@@ -496,7 +509,7 @@ func FuzzJournal(f *testing.F) {
 	}
 	f.Add(text)
 	f.Fuzz(func(t *testing.T, text []byte) {
-		b := &Beside{Server: NewServer(Config{}), jobs: map[string]*named{}, sessions: map[string]*opened{}}
+		b := &Beside{Server: NewServer(Config{}), sessions: map[string]*opened{}}
 		size, err := redoAll(bytes.NewReader(text), b.redo)
 		if whole := int64(bytes.LastIndexByte(text, '\n') + 1); size > whole || err == nil && size < whole {
 			t.Errorf("%d bytes of %d (%v)", size, whole, err)

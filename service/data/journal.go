@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 	"syscall"
 
 	"github.com/rackweave/rackweave/service/api"
@@ -29,22 +30,22 @@ type event struct {
 	Open    *api.OpenDataRequest `json:"open,omitempty"`
 	Seq     uint64               `json:"seq,omitempty"`
 	Epoch   uint64               `json:"epoch,omitempty"`
-	Rows    int                  `json:"rows,omitempty"`
+	Rows    uint64               `json:"rows,omitempty"`
 	Done    uint64               `json:"done,omitempty"`
 	Seconds float64              `json:"seconds,omitempty"`
 }
 
-// unread stands for the rows of a batch whose numbers could not be read.
-const unread = -1
-
 // maxLine bounds a line. The longest has a state to go on from.
 const maxLine = 8 << 20
 
-// journal is a file to which events are appended. It outlives the process, but is not flushed to the disk at once.
+// journal is a file to which events are appended. It outlives the process. The machine may lose what was appended since sync.
 type journal struct {
-	file   *os.File
+	file *os.File
+	most int64
+
+	mu     sync.Mutex // of what follows
 	size   int64
-	most   int64
+	synced int64
 	broken error // why it cannot be written to
 }
 
@@ -119,9 +120,12 @@ func readLine(r *bufio.Reader) (line []byte, err error) {
 
 // room refuses calls if the journal cannot be written, or is full.
 func (j *journal) room() error {
-	switch {
-	case j == nil:
+	if j == nil {
 		return nil
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	switch {
 	case j.broken != nil:
 		return fmt.Errorf("%w: restart the service when it can be written", j.broken)
 	case j.size >= j.most:
@@ -133,10 +137,15 @@ func (j *journal) room() error {
 
 // append writes an event. After an error nothing is written: what was done is not in the journal.
 func (j *journal) append(e *event) error {
-	if j == nil || j.broken != nil {
-		return j.room()
+	if j == nil {
+		return nil
 	}
 	text, err := json.Marshal(e)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.broken != nil {
+		return j.broken
+	}
 	if err == nil {
 		text = append(text, '\n')
 		j.size += int64(len(text))
@@ -148,33 +157,28 @@ func (j *journal) append(e *event) error {
 	return j.broken
 }
 
+// sync flushes to the disk what was appended.
+func (j *journal) sync() {
+	if j == nil {
+		return
+	}
+	j.mu.Lock()
+	size, due := j.size, j.size > j.synced
+	j.mu.Unlock()
+	if !due {
+		return
+	}
+	err := j.file.Sync() // events are appended meanwhile
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.synced = size; err != nil && j.broken == nil {
+		j.broken = fmt.Errorf("journal: %w", err)
+	}
+}
+
 func (j *journal) close() error {
 	if j == nil {
 		return nil
 	}
 	return j.file.Close()
-}
-
-// redo does again what an event tells.
-func (b *Beside) redo(e *event) (err error) {
-	switch o := b.sessions[e.Session]; {
-	case e.Op == opOpen && e.Open != nil && e.Session != "":
-		_, err = b.open(e.Open, e.Session, nil)
-	case e.Op == opDrop && b.jobs[e.Job] != nil:
-		b.drop(b.jobs[e.Job])
-	case e.Op == opLose && o != nil:
-		b.lose(o)
-	case e.Op == opNext && o != nil:
-		again := &event{}
-		r := &api.NextRowsRequest{Seq: e.Seq, Epoch: e.Epoch, Done: e.Done, Seconds: e.Seconds}
-		if _, err = b.next(o, &o.Caller, r, again); e.Rows == unread && again.Seq == e.Seq {
-			err = nil // a manifest that could not be read, and stops this job alone
-		}
-		if err == nil && (again.Seq != e.Seq || again.Done != e.Done || again.Rows != e.Rows && e.Rows != unread) {
-			err = fmt.Errorf("batch %d has %d rows, and had %d: another version wrote it, or a manifest has changed", e.Seq, again.Rows, e.Rows)
-		}
-	default:
-		err = fmt.Errorf("%q of session %q, job %q: nothing before it opened that: the journal is damaged", e.Op, e.Session, e.Job)
-	}
-	return err
 }

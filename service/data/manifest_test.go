@@ -64,7 +64,7 @@ func take(t testing.TB, s *Server, c *Caller, set string, seq *uint64, epoch uin
 }
 
 func newCaller(rank, workers int) *Caller {
-	return &Caller{Key: &named{name: "j"}, Job: "j", Rank: rank, Workers: workers, Incarnation: "a", Synchronous: true}
+	return &Caller{Key: JobName("j"), Job: "j", Rank: rank, Workers: workers, Incarnation: "a", Synchronous: true}
 }
 
 func TestSetsOfAManifestHaveItsRows(t *testing.T) {

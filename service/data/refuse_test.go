@@ -2,11 +2,13 @@ package data
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	deal "github.com/rackweave/rackweave/data"
 	"github.com/rackweave/rackweave/data/manifest"
@@ -32,25 +34,25 @@ func TestNoWorkerBreaksTheJournal(t *testing.T) {
 		t.Fatal(err)
 	}
 	for seq := uint64(1); seq <= deal.MaxLeases; seq++ {
-		if _, err := b.Next(open.Session, &api.NextRowsRequest{Seq: seq}, nil); err != nil {
+		if _, err := ask(b, open.Session, &api.NextRowsRequest{Seq: seq}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := b.Next(open.Session, &api.NextRowsRequest{Seq: deal.MaxLeases + 1}, nil); !errors.Is(err, deal.ErrSequence) {
+	if _, err := ask(b, open.Session, &api.NextRowsRequest{Seq: deal.MaxLeases + 1}); !errors.Is(err, deal.ErrSequence) {
 		t.Errorf("leases without bound: %v", err)
 	}
 	for i, seconds := range []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1} {
 		r := &api.NextRowsRequest{Done: uint64(1 + i), Seconds: seconds}
-		if _, err := b.Next(open.Session, r, nil); err == nil || !strings.Contains(err.Error(), "use a finite number") {
+		if _, err := ask(b, open.Session, r); err == nil || !strings.Contains(err.Error(), "use a finite number") {
 			t.Errorf("%v seconds: %v", seconds, err)
 		}
 	}
-	if _, err := b.Next(open.Session, &api.NextRowsRequest{Done: 1, Seconds: 1}, nil); err != nil {
+	if _, err := ask(b, open.Session, &api.NextRowsRequest{Done: 1, Seconds: 1}); err != nil {
 		t.Error(err)
 	}
 	b.Close()
 	b = serveBeside(t, dir)
-	if _, err := b.Next(open.Session, &api.NextRowsRequest{Seq: deal.MaxLeases + 1}, nil); err != nil {
+	if _, err := ask(b, open.Session, &api.NextRowsRequest{Seq: deal.MaxLeases + 1}); err != nil {
 		t.Error(err)
 	}
 }
@@ -77,13 +79,109 @@ func TestAJournalIsOfOneManifest(t *testing.T) {
 
 func TestSetsThatCannotBeOpenedLeaveNothing(t *testing.T) {
 	b := serveBeside(t, t.TempDir())
-	for range 100 {
-		if _, err := b.Open(&api.OpenDataRequest{Job: "j", Workers: 1, Incarnation: "a", Manifest: "m", Batch: 1}, nil); err == nil {
-			t.Fatal("a manifest that is not there")
+	r := &api.OpenDataRequest{Job: "j", Workers: 1, Incarnation: "a", Rows: 5, Batch: 1}
+	if _, err := b.Open(r, nil); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 100 {
+		bad := &api.OpenDataRequest{Job: "j", Set: fmt.Sprint("set", i), Workers: 1, Incarnation: "a", Manifest: "m", Batch: 1}
+		if _, err := b.Open(bad, nil); !errors.Is(err, os.ErrNotExist) {
+			t.Fatalf("a manifest that is not there: %v", err)
 		}
 	}
-	if n := len(b.Server.jobs); n != 0 {
-		t.Errorf("%d jobs are left", n)
+	if n, m := len(b.sets), len(b.sessions); n != 1 || m != 1 {
+		t.Errorf("%d sets and %d sessions are left, want 1", n, m)
+	}
+}
+
+// charged are the bytes that an account takes.
+type charged struct{ set, call int64 }
+
+func (c *charged) account() *Account {
+	return &Account{
+		Set: func(n int64) (func(), error) {
+			c.set += n
+			return func() { c.set -= n }, nil
+		},
+		Call: func(n int64) error {
+			c.call += n
+			return nil
+		},
+	}
+}
+
+func TestStatesAreCharged(t *testing.T) {
+	b := serveBeside(t, t.TempDir())
+	const ranges = 1000
+	state := &api.DataState{Set: "train", Rows: 1e6, Deal: dealQueue, Cursor: 2 * ranges}
+	for i := range uint64(ranges) {
+		state.Returned = append(state.Returned, &api.RowRange{From: 2 * i, To: 2*i + 1})
+	}
+	r := &api.OpenDataRequest{Job: "j", Workers: 1, Incarnation: "a", Rows: 1e6, Batch: 1}
+	var without, with charged
+	if _, err := b.Open(r, without.account()); err != nil {
+		t.Fatal(err)
+	}
+	r.State, r.Incarnation = state, "b"
+	open, err := b.Open(r, with.account())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if without.set != 0 || with.set < ranges*rangeCost {
+		t.Errorf("%d bytes are charged for a set that has begun anew, and %d for its state", without.set, with.set)
+	}
+	c, err := b.Caller(open.Session, with.account())
+	if err == nil {
+		_, err = b.State(c, &api.DataStateRequest{})
+	}
+	if err != nil || with.call < ranges*rangeCost {
+		t.Errorf("%d bytes are charged for an answer with %d ranges (%v)", with.call, ranges, err)
+	}
+}
+
+// stuck is a dealer whose batches do not come until it is let go.
+type stuck struct {
+	deal.Dealer
+	asked, let chan struct{}
+}
+
+func (s *stuck) Next(int, uint64, uint64, uint64) (deal.Lease, error) {
+	close(s.asked)
+	<-s.let
+	return deal.Lease{Seq: 1, End: true}, nil
+}
+
+func TestNoSetWaitsForAnother(t *testing.T) {
+	b, slow := serveBeside(t, t.TempDir()), &stuck{asked: make(chan struct{}), let: make(chan struct{})}
+	b.dealer = func(_ string, terms *api.OpenDataRequest, d deal.Dealer) (deal.Dealer, error) {
+		if terms.Set == "slow" {
+			return slow, nil
+		}
+		return d, nil
+	}
+	sessions := map[string]string{}
+	for _, name := range []string{"slow", "fast"} {
+		slow.Dealer, _ = deal.NewLedger(5, 1, false, deal.State{})
+		open, err := b.Open(&api.OpenDataRequest{Job: "j", Set: name, Workers: 1, Incarnation: "a", Rows: 5, Batch: 1}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sessions[name] = open.Session
+	}
+	ended := make(chan error)
+	go func() {
+		_, err := ask(b, sessions["slow"], &api.NextRowsRequest{Set: "slow", Seq: 1})
+		ended <- err
+	}()
+	<-slow.asked
+	late := time.AfterFunc(10*time.Second, func() { close(slow.let) })
+	_, err := ask(b, sessions["fast"], &api.NextRowsRequest{Set: "fast", Seq: 1})
+	if !late.Stop() {
+		t.Fatal("a set got no batch before another had its own")
+	}
+	close(slow.let)
+	if err := errors.Join(err, <-ended); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -122,7 +220,7 @@ func TestAStateWithoutANameIsTheBeginning(t *testing.T) {
 	if err != nil || open.Epoch != 0 {
 		t.Fatal(open, err)
 	}
-	if r, err := b.Next(open.Session, &api.NextRowsRequest{Seq: 1}, nil); err != nil || len(r.Rows) != 5*8 {
+	if r, err := ask(b, open.Session, &api.NextRowsRequest{Seq: 1}); err != nil || len(r.Rows) != 5*8 {
 		t.Errorf("%v (%v)", r, err)
 	}
 }

@@ -30,7 +30,7 @@ func TestAJournalDealsARunAgain(t *testing.T) {
 		}
 		for _, rank := range turns {
 			seq[rank]++
-			r, err := b.Next(session[rank], &api.NextRowsRequest{Seq: seq[rank], Done: seq[rank] - 1}, nil)
+			r, err := ask(b, session[rank], &api.NextRowsRequest{Seq: seq[rank], Done: seq[rank] - 1})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -78,7 +78,7 @@ func interrupted(t testing.TB) *api.DataState {
 		w := i % manyWorkers
 		seqs[w]++
 		lease, err := l.Next(w, seqs[w], 0, manyBatch)
-		if err == nil && seqs[w]%7 != 3 {
+		if err == nil && w%7 != 3 {
 			err = l.Done(w, seqs[w])
 			applied += lease.Rows()
 		}
