@@ -8,7 +8,6 @@ import numpy as np
 
 import rack
 import rackweave
-from rackweave import _codecs
 
 
 def codecs():
@@ -26,10 +25,10 @@ def codecs():
     moved = session.stats()
     results["sent"], results["received"] = (moved[k + "_bytes"] / moved[k + "_raw_bytes"] for k in ("sent", "received"))
     session.push_pull(a, x, out).wait()
-    left = _codecs.residual(session, a)
-    results["left"] = list(left[:2]) + [_codecs.residual(session, b)]
+    left = session.codecs.residual(a)
+    results["left"] = list(left[:2]) + [session.codecs.residual(b)]
     left[0] = 0
-    _codecs.take(session, a, left)
+    session.codecs.take(a, left)
     session.push_pull(a, x, out).wait()
     results["taken"] = (out[:2] / n).tolist()
     sent = session.stats()["sent_bytes"]
@@ -38,7 +37,7 @@ def codecs():
     table = np.full((3000, 7), session.rank + 1, "f4")
     t = session.register([rackweave.Tensor("table", table.shape, sparse=True, standard=True)])[0]
     session.broadcast(t, table).wait()
-    results["rows"] = [bool((table == 1).all()), _codecs.residual(session, t)]
+    results["rows"] = [bool((table == 1).all()), session.codecs.residual(t)]
     rackweave.push_pull(x, "exact")
     results["exact"] = bool((x == 0.25 * n).all())
     try:

@@ -62,13 +62,13 @@ class Session:
         they leave for the next gradient is not scaled with the learning rate.
         """
         self.settings, self.job, self.mode = settings, job, mode
-        self._asked: Dict[str, Any] = {"mode": mode, "optimizer": optimizer, "hyper": dict(hyper or {}), "policy": policy}
-        self._asked.update(compress=compress, as_is=as_is)
+        self._asked: Dict[str, Any] = dict(mode=mode, optimizer=optimizer, policy=policy, compress=compress, as_is=as_is)
+        self._asked["hyper"] = dict(hyper or {})
         self.before_barriers: "weakref.WeakSet[Any]" = weakref.WeakSet()  # samplers, which they flush
         self._declared: List[Tensor] = []
+        self.codecs = _codecs.Codecs(weakref.WeakMethod(self._native_call), as_is, self._declared)
         self.names: List[str] = []
         self._bytes: List[int] = []
-        self._elems: List[int] = []
         self._keep: Dict[int, Tuple[int, Any]] = {}  # by tensor: its last operation, and what keeps that one's memory
         self._pid = os.getpid()
         self._aggregators = Aggregators(settings, _open.weakly(self._ended), _open.weakly(self._change))
@@ -85,6 +85,7 @@ class Session:
         try:
             self._info = self._aggregators.join(request)
             self.compress = _joining.codecs(request, self._info)  # of gradients and answers
+            self.codecs.gradients = self._info.get("gradients")
             self._seat = _rejoin.Seat.of(self._info)
             self._connect()
         except BaseException as e:
@@ -142,7 +143,7 @@ class Session:
         """
         if not tensors:
             return []
-        tensors = _codecs.on_wire(self, tensors)
+        tensors = _codecs.on_wire(self.compress, tensors)
         with self._registering:
             native = (_lib.Tensor * len(tensors))()
             for n, t in zip(native, tensors):
@@ -157,11 +158,10 @@ class Session:
             chunk_lanes = (ctypes.c_uint32 * len(lanes))(*lanes)
             self._native_call("register", self._library.rw_add, native, len(tensors), chunk_lanes, len(lanes))
             first = len(self.names)
-            _codecs.compress(self, first, tensors)
-            self._elems.extend(t.elems for t in tensors)
             self._bytes.extend(t.elems * TYPES[t.memory][0] for t in tensors)
             self.names.extend(t.name for t in tensors)
             self._declared.extend(tensors)
+            self.codecs.compress(first)
             return list(range(first, len(self.names)))
 
     def submit(self, ops: Sequence[Op]) -> Handle:
@@ -425,7 +425,7 @@ class Session:
 
         The elements are f32, little-endian. What this rank has sent must be done. OutOfRangeError: there is no such array.
         """
-        size = self._elems[tensor] * 4
+        size = self._declared[tensor].elems * 4
         data = bytearray()
         while len(data) < size:
             request = {"tensor": tensor, "array": array, "offset": str(len(data) // 4)}
@@ -524,7 +524,7 @@ class Session:
     # Ending.
 
     def _change(self, codecs: Dict[str, Any]) -> bool:
-        return _codecs.change(self, codecs)
+        return self.codecs.change(codecs)
 
     def _ended(self, error: Error) -> None:
         """Takes note that the job has ended at an aggregator. Others that it is spread over learn it from here."""

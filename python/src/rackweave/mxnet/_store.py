@@ -12,7 +12,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.kvstore import KVStoreBase
 
-from .. import _codecs, _lib, _open, _world
+from .. import _lib, _open, _world
 from .._session import Session, Tensor
 from ..errors import ClosedError, ConfigError, Error
 from . import _arena, _engine, _sparse, _states, _watchdog
@@ -199,7 +199,9 @@ class RackWeave(mx.kvstore.KVStore):
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """Copies the rows listed in row_ids from keys' values to out, row_sparse arrays. Ids may repeat and come in any order."""
         if out is None:
-            raise WrongArrayError(f"key {key!r}: row_sparse_pull has no array to fill: give out=, a row_sparse array of the key's shape")
+            raise WrongArrayError(
+                f"key {key!r}: row_sparse_pull has no array to fill: give out=, a row_sparse array of the key's shape"
+            )
         if isinstance(key, (list, tuple)) and not (isinstance(row_ids, (list, tuple)) and len(row_ids) == len(key)):
             raise WrongArrayError(f"row_sparse_pull of {len(key)} keys: give as many row_ids, in a list: an NDArray for each key")
         for k, outs, ids in pairs(key, out, row_ids):
@@ -305,7 +307,7 @@ class RackWeave(mx.kvstore.KVStore):
             entry.tensor, entry.steps = number, 0
             entry.exchange = _engine.Exchange(number, int(np.prod(entry.shape)), entry.dtype.itemsize, self._nonfinite)
             entry.checked = (None, None)
-            _codecs.take(self._opened(), number, entry.residual)
+            self._opened().codecs.take(number, entry.residual)
             entry.residual = None
 
     def _take(self, entry: _Key) -> None:
@@ -492,7 +494,7 @@ class RackWeave(mx.kvstore.KVStore):
                 native.check()
                 self._settle_rows()
             for entry in self._keys.values() if to_go_on else ():
-                entry.residual = _codecs.residual(session, entry.tensor)
+                entry.residual = session.codecs.residual(entry.tensor)
         finally:
             session.close()
             native.close()
