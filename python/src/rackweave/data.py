@@ -21,8 +21,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import http.client
-import json
 import numbers
 import os
 import sys
@@ -34,7 +32,7 @@ import weakref
 from typing import Any, Callable, Deque, Dict, List, Optional
 
 from . import _settings
-from ._control import Control, failure_of, lost
+from ._control import Control, Line, failure_of
 from ._session import Session
 from ._world import world
 from .errors import ClosedError, ConfigError, Error, ForkedError, RefusedError, ServerLostError, WaitTimeoutError
@@ -131,7 +129,7 @@ class Sampler:
             self._session.before_barriers.add(self)
             self._workers, self._asynchronous = self._session.world_size, self._session.mode == "stream"
         self._ahead, self._balance, self._pid = int(ahead), balance, os.getpid()
-        self._connection: Optional[http.client.HTTPConnection] = None
+        self._line = Line(self._control, _TRY)
         self._calls = threading.RLock()
         self._state = threading.Condition()  # of what follows
         self._info: Dict[str, Any] = {}  # the answer to Open
@@ -347,7 +345,7 @@ class Sampler:
             with self._calls, self._state:
                 self._reset()
                 self._error = ClosedError(f"set {self.name!r} is closed: make another Sampler")
-                self._drop()
+                self._line.close()
 
     @property
     def name(self) -> str:
@@ -439,35 +437,12 @@ class Sampler:
         with self._calls:
             if run != self._run:
                 raise ClosedError(f"set {self.name!r} was opened again")
-            try:
-                if self._connection is None:
-                    self._connection = self._control.connect()
-                self._connection.sock.settimeout(_TRY)
-                headers = self._control.headers("application/json")
-                self._connection.request("POST", _SERVICE + method, json.dumps(request), headers)
-                response = self._connection.getresponse()
-                body = response.read()
-            except Error:
-                raise
-            except (OSError, http.client.HTTPException) as e:
-                self._drop()
-                raise lost(e, f"{method}: the connection to the data service at {self._control.address} broke: {e}") from None
-            if response.will_close:
-                self._drop()
-        try:
-            answer = json.loads(body)
-        except ValueError:
-            answer = None
-        if isinstance(answer, dict) and "open the set again" in answer.get("message", ""):  # the job goes on
+            status, answer = self._line.call(_SERVICE + method, request)
+        if answer is not None and "open the set again" in answer.get("message", ""):  # the job goes on
             raise RefusedError(f"set {self.name!r}: {answer['message']}: load a state, or make another Sampler", "aborted")
-        if response.status != 200 or not isinstance(answer, dict):
-            raise failure_of(f"set {self.name!r}: {method}", answer, f"HTTP status {response.status}")
+        if status != 200 or answer is None:
+            raise failure_of(f"set {self.name!r}: {method}", answer, f"HTTP status {status}")
         return answer
-
-    def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
 
 
 def _within(name: str, value: Any, kind: Any, low: float, high: float) -> None:
