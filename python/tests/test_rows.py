@@ -126,7 +126,8 @@ class RowsTest(unittest.TestCase):
             texts,
             (
                 "NativeError: tensor 'table': submit: tensor 0: id 1 is 10: use rows from 0 to 9",
-                "NativeError: tensor 'table': submit: tensor 0: id 1 is 3, not above 3: sort ids, and sum the rows of repeated ones",
+                "NativeError: tensor 'table': submit: tensor 0: id 1 is 3, not above 3: sort ids, and sum the rows of repeated "
+                "ones",
                 "NativeError: tensor 'table': submit: tensor 0: id 0 is -1",
                 "TensorError: ids of tensor 'table' is of type <f8: use int64",
                 "TensorError: tensor 'table': 1 rows have 16 bytes as registered and 32 here",

@@ -262,7 +262,8 @@ class Faults(rack.Case):
                 "skip_step is for fused=True",
                 "'weight' is of type torch.bfloat16 on cpu, and was of torch.float32 on cpu when attached",
                 "max_norm is '1': give a number above 0",
-                "no backward has pushed a gradient since the last step, and 'weight' has one that the aggregator does not see: call zero",
+                "no backward has pushed a gradient since the last step, and 'weight' has one that the aggregator does not see: "
+                "call zero",
                 "and 'weight' has one that the aggregator does not see",
                 "a group's lr is nan",
                 "other groups than when attached",
@@ -272,7 +273,8 @@ class Faults(rack.Case):
 
     def test_bfloat16_that_gloo_does_not_broadcast_is_refused_by_name(self):
         for text in self.run_workers(halves_without_a_process_group, 2):  # PyTorch 2 broadcasts it
-            self.assertRegex(text, r"^$|tensor '1.weight' is of type torch.bfloat16, which .* does not broadcast: use rackweave.torch.attach")
+            refusal = "tensor '1.weight' is of type torch.bfloat16, which .* does not broadcast: use rackweave.torch.attach"
+            self.assertRegex(text, f"^$|{refusal}")
 
     def test_a_checkpoint_that_is_refused_is_an_error_of_rank_0_and_training_goes_on(self):
         (text, first), (nothing, second) = self.run_workers(restores_nothing, 2)

@@ -190,7 +190,10 @@ class Aggregators:
         return str(answers[0].get("path", ""))
 
     def restore(self, request: Mapping[str, Any], timeout: float, torn: Callable[[Error], None]) -> None:
-        """Restores what save has saved, once all aggregators have checked their parts; calls torn if only some have restored theirs."""
+        """Restores what save has saved, once all aggregators have checked their parts.
+
+        It calls torn if only some have restored theirs.
+        """
         if not self.several:
             self.first.call("Restore", request, timeout)
             return
@@ -203,7 +206,10 @@ class Aggregators:
             raise
 
     def read_state(self, request: Mapping[str, Any], timeout: float) -> Tuple[bytes, int]:
-        """Returns part of a tensor's state, and its optimizer steps. Each aggregator answers 0 for the elements that others have."""
+        """Returns part of a tensor's state, and its optimizer steps.
+
+        Each aggregator answers 0 for the elements that others have.
+        """
         if self.several:
             answers = self._everywhere("ReadState", request, timeout)
         else:

@@ -218,7 +218,9 @@ def _gather(w: _world.World, what: str, data: bytes) -> List[bytes]:
             texts = _exchange(w, "texts", w.world_size * _TEXT // 2, w.rank * _TEXT // 2, own)
             said = [texts[_TEXT * r : _TEXT * (r + 1)].decode(errors="replace").strip() for r in range(w.world_size)]
             other = next(r for r in range(w.world_size) if digests[r] != digests[0])
-            raise RefusedError(f"rank 0 called {said[0]}, and rank {other} {said[other]}: all ranks make the same calls in one order")
+            raise RefusedError(
+                f"rank 0 called {said[0]}, and rank {other} {said[other]}: all ranks make the same calls in one order"
+            )
         total = sum(lengths)
         if total > MOST_BYTES:
             raise RefusedError(f"{what}: {total} bytes over all ranks, of which {MOST_BYTES} may be: send less at once")

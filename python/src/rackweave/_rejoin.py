@@ -88,7 +88,8 @@ class Seat:
             if not out:
                 sizes[i] = max(holder.get("size", 0), 1)
             if i == own and not url:
-                raise ServerLostError(f"none serves rack {name!r} by the plan of epoch {plan.get('epoch', 0)}: start it with --rack {name}")
+                epoch = plan.get("epoch", 0)
+                raise ServerLostError(f"none serves rack {name!r} by the plan of epoch {epoch}: start it with --rack {name}")
             if i == own and url != self.racks[own].get("url", ""):
                 settings = dataclasses.replace(settings, address=url.rstrip("/"), ca=self.racks[own].get("ca") or settings.ca)
             elif out:

@@ -151,7 +151,9 @@ def _start(
     places = 0, 0
     if union is not None:
         if len(union._ids) < t.shape[0]:
-            raise TensorError(f"tensor {t.name!r} has {t.shape[0]} rows, and the union room for {len(union._ids)}: use its own Union")
+            raise TensorError(
+                f"tensor {t.name!r} has {t.shape[0]} rows, and the union room for {len(union._ids)}: use its own Union"
+            )
         union._n.value = 0
         places = ctypes.addressof(union._ids), ctypes.addressof(union._n)
     op = dataclasses.replace(op, src=src, dst=0 if dst is None else dst.address, owner=(numbers, packed, dst, union))

@@ -183,7 +183,9 @@ def _address(text: str) -> str:
         except ValueError as e:
             raise ConfigError(f"address {one!r}: {e}: use a URL such as http://aggregator:7077") from None
         if url.scheme not in ("http", "https") or not url.hostname or url.path.strip("/") or url.query:
-            raise ConfigError(f"address {one!r}: use a URL such as http://aggregator:7077 or https://aggregator:7077, without a path")
+            raise ConfigError(
+                f"address {one!r}: use a URL such as http://aggregator:7077 or https://aggregator:7077, without a path"
+            )
         if one.rstrip("/") in addresses:
             raise ConfigError(f"address {one!r} is there twice: name each aggregator once")
         addresses.append(one.rstrip("/"))

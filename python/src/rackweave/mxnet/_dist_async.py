@@ -44,8 +44,8 @@ class RackWeaveAsync(RackWeave):
         if self._rule is None:
             optimizer = "there is none" if self._updater is None else f"it is {type(self._optimizer()).__name__}"
             raise ConfigError(
-                f"{TYPE}: the aggregator runs the optimizer, and {optimizer}: set SGD, NAG, Adam, AdaGrad, RMSProp or Ftrl and float32 "
-                "weights before there are values, or use dist_sync_rackweave"
+                f"{TYPE}: the aggregator runs the optimizer, and {optimizer}: set SGD, NAG, Adam, AdaGrad, RMSProp or Ftrl and "
+                "float32 weights before there are values, or use dist_sync_rackweave"
             )
         self._exchanged.clear()
         named: Dict[str, Any] = {"optimizer": self._rule.name, "hyper": self._named}

@@ -218,7 +218,7 @@ class Store:
             raise error
 
     def failure(self) -> Optional[Error]:
-        """Returns what made an exchange fail: what the control plane says, if it says something in time. The session fails by it."""
+        """Returns what made an exchange fail: what the control plane says, if it does in time. The session fails by it."""
         state = self._state()
         if not state.failed:
             return None

@@ -153,7 +153,9 @@ def detach(owner: Any) -> None:
     """
     kvstore = getattr(owner, "_kvstore", None) if not isinstance(owner, RackWeave) else owner
     if not isinstance(kvstore, RackWeave):
-        raise ConfigError(f"this {type(owner).__name__} exchanges nothing: give a Trainer, Module or kvstore of rackweave after a step")
+        raise ConfigError(
+            f"this {type(owner).__name__} exchanges nothing: give a Trainer, Module or kvstore of rackweave after a step"
+        )
     kvstore.close()
 
 

@@ -84,7 +84,8 @@ def _watch(store: Any, entry: Any, rows: np.ndarray) -> None:
     store._nonfinite_rows += 1
     if store._nonfinite == _engine.REFUSE:
         session = store._opened()
-        session.fail(NonFiniteError(f"the gradient of key {session.names[entry.tensor]} at rank {session.rank} holds NaN or infinity"))
+        key = session.names[entry.tensor]
+        session.fail(NonFiniteError(f"the gradient of key {key} at rank {session.rank} holds NaN or infinity"))
         session.check()
 
 
@@ -101,14 +102,18 @@ def fetch(store: Any, entry: Any) -> Any:
 def pull_rows(store: Any, entry: Any, outs: Sequence[Any], row_ids: Sequence[Any]) -> None:
     """Gives row_sparse arrays those rows of the key's value whose numbers row_ids lists, in any order, of any type."""
     if len(row_ids) not in (1, len(outs)):
-        raise WrongArrayError(f"key {entry.key!r}: {len(row_ids)} lists of row ids for {len(outs)} arrays: give one for each, or one")
+        raise WrongArrayError(
+            f"key {entry.key!r}: {len(row_ids)} lists of row ids for {len(outs)} arrays: give one for each, or one"
+        )
     for given in row_ids:
         if not isinstance(given, mx.nd.NDArray):
             raise WrongArrayError(f"key {entry.key!r}: row_ids holds {type(given).__name__}: give NDArrays of rows' numbers")
     entry.settle()
     for i, out in enumerate(outs):
         if not isinstance(out, mx.nd.sparse.RowSparseNDArray):
-            raise WrongArrayError(f"key {entry.key!r}: row_sparse_pull fills row_sparse arrays, and out holds {type(out).__name__}: use pull")
+            raise WrongArrayError(
+                f"key {entry.key!r}: row_sparse_pull fills row_sparse arrays, and out holds {type(out).__name__}: use pull"
+            )
         if out.shape != entry.shape:
             raise WrongArrayError(f"key {entry.key!r} has shape {entry.shape}, and the array for its rows {out.shape}")
         if i == 0 or len(row_ids) > 1:

@@ -126,8 +126,8 @@ def _wrap(module: torch.nn.Module, options: Dict[str, Any]) -> DistributedDataPa
         states = [*module.named_parameters(), *module.named_buffers()]
         name, t = next(((n, t) for n, t in states if t.dtype not in _GLOO_TYPES), states[0])
         raise TensorError(
-            f"tensor {name!r} is of type {t.dtype}, which DistributedDataParallel of PyTorch {torch.__version__} does not broadcast: "
-            "use rackweave.torch.attach(model)"
+            f"tensor {name!r} is of type {t.dtype}, which DistributedDataParallel of PyTorch {torch.__version__} does not "
+            "broadcast: use rackweave.torch.attach(model)"
         ) from e
 
 

@@ -182,7 +182,9 @@ class Exchange:
                 self.nonfinite_count += 1
                 if self.nonfinite_count == 1 and self.nonfinite == "count":
                     name, rank = self.session.names[number], self.session.rank
-                    warnings.warn(f"the gradient of {name!r} at rank {rank} holds NaN or infinity; rackweave.torch.stats counts them")
+                    warnings.warn(
+                        f"the gradient of {name!r} at rank {rank} holds NaN or infinity; rackweave.torch.stats counts them"
+                    )
                 if self.nonfinite == "refuse":
                     error = NonFiniteError(
                         f"the gradient of {self.session.names[number]!r} at rank {self.session.rank} holds NaN or infinity"

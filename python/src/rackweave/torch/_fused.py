@@ -120,8 +120,8 @@ class Fused:
         if sparse and (type(self._optimizer) not in _TAKE_SPARSE or group.get("weight_decay")):
             decay = f" with weight_decay {group['weight_decay']}" if group.get("weight_decay") else ""
             raise ConfigError(
-                f"{optimizer}{decay} does not take sparse gradients, as parameter {name!r} has: attach modules with sparse embeddings "
-                "apart, by SparseAdam, or SGD or Adagrad without weight_decay; or make the embedding with sparse=False"
+                f"{optimizer}{decay} does not take sparse gradients, as parameter {name!r} has: attach modules with sparse "
+                "embeddings apart, by SparseAdam, or SGD or Adagrad without weight_decay; or make the embedding with sparse=False"
             )
         if not sparse and self.rule == _SPARSE_ADAM:
             raise ConfigError(
@@ -317,8 +317,8 @@ class Fused:
             grad = slot.parameter.grad
             if grad is not None and (grad._values() if grad.is_sparse else grad).any():
                 raise Error(
-                    f"no backward has pushed a gradient since the last step, and {slot.name!r} has one that the aggregator does not "
-                    "see: call zero_grad() and backward() before each step, the last one outside Attached.no_sync(), or for "
+                    f"no backward has pushed a gradient since the last step, and {slot.name!r} has one that the aggregator does "
+                    "not see: call zero_grad() and backward() before each step, the last one outside Attached.no_sync(), or for "
                     "gradients of your own attach without fused"
                 )
 

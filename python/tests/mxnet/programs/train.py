@@ -60,7 +60,7 @@ def module(task, optimizer, option, steps):
 
 
 def push(task, optimizer, option, steps):
-    """Pushes gradients in 2 bits and pulls what becomes of them: dist_sync itself compresses neither for a Trainer nor for Module."""
+    """Pushes gradients in 2 bits and pulls the outcome: dist_sync itself compresses neither for a Trainer nor for Module."""
     store = mx.kv.create(STORE)
     rank = store.rank
     store.set_gradient_compression({"type": "2bit", "threshold": 0.25})
@@ -98,7 +98,8 @@ def main():
     for task in sys.argv[3:]:
         frontend, optimizer, *option = task.split("-")
         before = moved()
-        rank, arrays = {"gluon": gluon, "module": module, "push": push}[frontend](task, optimizer, option[0] if option else "", steps)
+        train = {"gluon": gluon, "module": module, "push": push}[frontend]
+        rank, arrays = train(task, optimizer, option[0] if option else "", steps)
         save(out, task, rank, dict(arrays, moved=moved() - before))
     print("trained")
 
