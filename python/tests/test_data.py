@@ -103,8 +103,11 @@ def stream(path: str):
     return rows, counts.tolist()
 
 
-def count(path: str, resume: bool, steps: int):
-    """Trains parameters that count how often each row was applied, and returns them when the epoch is over."""
+def count(path: str, resume: str, steps: int):
+    """Trains parameters that count how often each row was applied, and returns them when the epoch is over.
+
+    resume: from a checkpoint of the aggregator, which has the rows (rows) or leaves them to a state_dict (state); or not.
+    """
     session = rackweave.world().session(mode="eager", optimizer="sgd_torch", hyper={"lr": 1.0})
     session.register([rackweave.Tensor("counts", (ROWS,))])
     counts = np.zeros(ROWS, "float32")
@@ -116,6 +119,7 @@ def count(path: str, resume: bool, steps: int):
             session.restore("middle")
         session.barrier("restored")
         session.pull(0, counts).wait()
+    if resume == "state":
         with open(os.path.join(path, "state")) as f:
             sampler.load_state_dict(json.load(f))
     for step, (ids, _) in enumerate(DataLoader(Numbers(), batch_sampler=sampler, num_workers=2)):
@@ -135,6 +139,24 @@ def count(path: str, resume: bool, steps: int):
             time.sleep(rack.DEADLINE)
     session.barrier("end")
     return counts.tolist()
+
+
+def both():
+    """Begins with a sampler, and goes on with another of the same set; returns the rows that were done, and the first one's error."""
+    first, second = Sampler(rows=ROWS, batch=8), Sampler(rows=ROWS, batch=8)
+    rows, batches = [], iter(first)
+    for _ in range(3):
+        rows += next(batches)
+        first.done()
+    next(batches)  # in hand
+    for batch in second:
+        rackweave.barrier()
+        rows += batch
+        second.done()
+    try:
+        next(batches)
+    except rackweave.ClosedError as e:
+        return rows, f"{type(e).__name__}: {e}"
 
 
 class Arguments(unittest.TestCase):
@@ -179,14 +201,20 @@ class Faults(rack.Case):
     def test_a_job_killed_in_an_epoch_applies_each_row_once_from_its_checkpoint_on(self):
         with tempfile.TemporaryDirectory() as path:
             env = {"RACKWEAVE_JOB": "counted"}
-            workers = rack.Workers(count, 2, self.aggregator.address, [path, False, 6], env)
+            workers = rack.Workers(count, 2, self.aggregator.address, [path, "", 6], env)
             for rank in range(2):
                 workers.wait_for(rank, "ready")
             for process in workers.processes:
                 process.kill()
             workers.finish()
-            for counts in rack.run(count, 2, self.aggregator.address, path, True, -1, env=env):
-                self.assertEqual(counts, [1.0] * ROWS)
+            for way in ("rows", "state"):
+                for counts in rack.run(count, 2, self.aggregator.address, path, way, -1, env=env):
+                    self.assertEqual(counts, [1.0] * ROWS, way)
+
+    def test_of_two_samplers_of_a_set_the_first_says_so_and_reports_nothing(self):
+        (rows, error), = rack.run(both, 1, self.aggregator.address, env={"RACKWEAVE_JOB": "both"})
+        self.assertEqual(sorted(rows), list(range(ROWS)))
+        self.assertRegex(error, "ClosedError: set 'train' is dealt to another Sampler of this session: give each a set")
 
 
 class Loaders(rack.Case):

@@ -335,6 +335,9 @@ class Sampler:
 
     def close(self) -> None:
         """Reports the batches that are done, and ends. Others are dealt again when the worker is lost, or opens the set again."""
+        self._end(f"set {self.name!r} is closed: make another Sampler")
+
+    def _end(self, why: str) -> None:
         if os.getpid() != self._pid or isinstance(self._error, ClosedError):
             return
         try:
@@ -344,7 +347,7 @@ class Sampler:
         finally:
             with self._calls, self._state:
                 self._reset()
-                self._error = ClosedError(f"set {self.name!r} is closed: make another Sampler")
+                self._error = ClosedError(why)
                 self._line.close()
 
     @property
@@ -362,6 +365,10 @@ class Sampler:
         """Opens the set, once."""
         if self._info or self._error:
             return
+        for other in list(self._session.before_barriers if self._session else ()):
+            if other is not self and other.name == self.name and other._info:  # its reports would count for this one's batches
+                with contextlib.suppress(Error):
+                    other._end(f"set {self.name!r} is dealt to another Sampler of this session: give each a set of its own (set=)")
         answer = self._call("Open", self._request, self._run, again=False)
         self._control.session = answer.get("session") or self._control.session
         with self._state:
