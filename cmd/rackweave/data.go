@@ -9,6 +9,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -67,7 +68,13 @@ Memory does not grow with the number of rows.`,
 		if f.out == "" {
 			f.out = args[0] + ".manifest"
 		}
-		if err := f.shard(cmd.Context(), args[0], newProgress(cmd.ErrOrStderr())); err != nil {
+		to := cmd.ErrOrStderr()
+		if file, ok := to.(*os.File); !ok || !term.IsTerminal(int(file.Fd())) {
+			to = io.Discard
+		}
+		step, end := progress(cmd.Context(), to, time.Now())
+		err := f.shard(args[0], step)
+		if end(); err != nil {
 			return nil, nil, err
 		}
 		return showManifest(f.out, false)
@@ -87,7 +94,7 @@ Memory does not grow with the number of rows.`,
 	return cmd
 }
 
-func (f *shardFlags) shard(ctx context.Context, input string, p *progress) (err error) {
+func (f *shardFlags) shard(input string, step func(stage string, done float64) error) (err error) {
 	if f.h.Workers < 1 || f.h.Workers > manifest.MaxWorkers {
 		return fmt.Errorf("--workers %d: give the number of workers, 1 to %d", f.h.Workers, manifest.MaxWorkers)
 	}
@@ -113,141 +120,132 @@ func (f *shardFlags) shard(ctx context.Context, input string, p *progress) (err 
 		return err
 	}
 	defer w.Close()
-	defer p.end()
-	p.stage = "hash"
-	if f.h.SHA256, err = t.SHA256(func(done float64) error { return p.at(ctx, done) }); err != nil {
+	d := &division{f, t, w, step, map[string]int{}, nil}
+	if f.h.SHA256, err = t.SHA256(func(done float64) error { return step("hash", done) }); err != nil {
 		return err
 	}
-	names, err := f.group(ctx, t, w, p)
-	if err == nil {
-		err = t.Unchanged()
-	}
-	if err != nil {
+	if err = cmp.Or(d.group(), t.Unchanged(), step("write", 0)); err != nil {
 		return err
 	}
-	p.stage = "write"
-	_ = p.at(ctx, 1)
 	f.h.Input = t.Name()
-	return w.Finish(&f.h, names)
+	return w.Finish(&f.h, d.names)
 }
 
-// group adds the group of every row to a manifest, and returns the groups' names.
-func (f *shardFlags) group(ctx context.Context, t *table.Table, w *manifest.Writer, p *progress) (names []string, err error) {
-	ids := map[string]int{}
-	add := func(labels []string) error {
-		for _, l := range labels {
-			id, ok := ids[l]
-			if !ok {
-				id = len(names)
-				ids[l], names = id, append(names, l)
-			}
-			if err := w.Add(id); err != nil {
-				return fmt.Errorf("%w. Is it a column of classes?", err)
-			}
-		}
-		return nil
-	}
-	read := func(stage string, want table.Want, each func(*table.Batch) error) error {
-		p.stage = stage
-		return t.Read(want, func(b *table.Batch) error { return cmp.Or(each(b), p.at(ctx, b.Done)) })
-	}
-	rows := uint64(0)
-	count := func(b *table.Batch) error { rows += uint64(b.Rows); return nil }
-	switch {
-	case f.groups != "":
-		if err = table.ReadLabels(f.groups, add); err == nil {
-			err = read("count", table.Want{}, count)
-		}
-		if err == nil && rows != w.Rows() {
-			err = fmt.Errorf("%s has the groups of %d rows, and %s has %d rows: give a group for each", f.groups, w.Rows(), t.Name(), rows)
-		}
-	case f.h.How == "aware":
-		if f.k == 0 && f.h.Label == "" {
-			return nil, errors.New("--how aware: give the number of groups, --k (without it, twice the values of --label)")
-		}
-		if f.k == 0 {
-			err = read("labels", table.Want{Label: f.h.Label}, func(b *table.Batch) error {
-				for _, l := range b.Labels {
-					ids[l] = 1
-				}
-				if len(ids) > cluster.MaxK/2 {
-					return fmt.Errorf("%q has more than %d values: give --k", f.h.Label, cluster.MaxK/2)
-				}
-				return nil
-			})
-			f.k = 2 * len(ids)
-		}
-		if err != nil {
-			return nil, err
-		}
-		return f.cluster(t, w, read)
-	case f.h.Label != "":
-		err = read("labels", table.Want{Label: f.h.Label}, func(b *table.Batch) error { return add(b.Labels) })
-	default:
-		names = []string{"all"}
-		err = read("count", table.Want{}, func(b *table.Batch) (err error) {
-			for range b.Rows {
-				err = cmp.Or(err, w.Add(0))
-			}
-			return err
-		})
-	}
-	return names, err
+// division finds the group of every row.
+type division struct {
+	*shardFlags
+	table *table.Table
+	to    *manifest.Writer
+	step  func(stage string, done float64) error
+	ids   map[string]int // of groups, by their names
+	names []string
 }
 
-// cluster adds the cluster of every row to a manifest.
-func (f *shardFlags) cluster(t *table.Table, w *manifest.Writer, read readRows) (names []string, err error) {
-	want := table.Want{Label: f.h.Label, Features: true, Columns: f.features}
-	width, err := t.Width(want)
+// read calls f with all rows.
+func (d *division) read(stage string, want table.Want, f func(*table.Batch) error) error {
+	rows, err := d.table.Select(want)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	for g := range f.k {
-		names = append(names, strconv.Itoa(g))
+	return rows.Read(func(b *table.Batch) error { return cmp.Or(f(b), d.step(stage, b.Done)) })
+}
+
+// id returns the number of a group.
+func (d *division) id(name string) int {
+	id, ok := d.ids[name]
+	if !ok {
+		id, name = len(d.names), strings.Clone(name) // not the whole row of which it is a part
+		d.ids[name], d.names = id, append(d.names, name)
+	}
+	return id
+}
+
+// add adds rows to the manifest, by the names of their groups.
+func (d *division) add(names []string) error {
+	for _, name := range names {
+		if err := d.to.Add(d.id(name)); err != nil {
+			return fmt.Errorf("%w. Is it a column of classes?", err)
+		}
+	}
+	return nil
+}
+
+// group adds all rows to the manifest.
+func (d *division) group() error {
+	switch {
+	case d.groups != "":
+		rows := uint64(0)
+		err := table.ReadLabels(d.groups, func(names []string) error { return cmp.Or(d.add(names), d.step("groups", 0)) })
+		if err == nil {
+			err = d.read("count", table.Want{}, func(b *table.Batch) error { rows += uint64(b.Rows); return nil })
+		}
+		if err == nil && rows != d.to.Rows() {
+			err = fmt.Errorf("%s has the groups of %d rows, and %s has %d rows: give a group for each", d.groups, d.to.Rows(), d.table.Name(), rows)
+		}
+		return err
+	case d.h.How == "aware":
+		return d.cluster()
+	case d.h.Label != "":
+		return d.read("labels", table.Want{Label: d.h.Label}, func(b *table.Batch) error { return d.add(b.Labels) })
+	}
+	return d.read("count", table.Want{}, func(b *table.Batch) error { return d.add(slices.Repeat([]string{"all"}, b.Rows)) })
+}
+
+// cluster adds all rows to the manifest, by what they look like.
+func (d *division) cluster() error {
+	if d.k == 0 && d.h.Label == "" {
+		return errors.New("--how aware: give the number of groups, --k (without it, twice the values of --label)")
+	}
+	if d.k == 0 {
+		err := d.read("labels", table.Want{Label: d.h.Label}, func(b *table.Batch) error {
+			for _, l := range b.Labels {
+				d.id(l)
+			}
+			if len(d.names) > cluster.MaxK/2 {
+				return fmt.Errorf("%q has more than %d values: give --k", d.h.Label, cluster.MaxK/2)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		d.k = 2 * len(d.names)
+	}
+	want := table.Want{Label: d.h.Label, Features: true, Columns: d.features}
+	all, err := d.table.Select(want)
+	if err != nil {
+		return err
 	}
 	pass := 0
-	rows := func(each func([]float64) error) error {
+	rows := func(f func([]float64) error) error {
 		pass++
-		return read(fmt.Sprintf("look, pass %d of 3", pass), want, func(b *table.Batch) error { return each(b.X) })
+		return d.read(fmt.Sprintf("look, pass %d of 3", pass), want, func(b *table.Batch) error { return f(b.X) })
 	}
-	f.h.Axes, err = cluster.Divide(rows, width, cluster.Config{K: f.k, Axes: f.pca, Seed: f.h.Seed}, w.Add)
-	return names, err
+	d.h.Axes, err = cluster.Divide(rows, all.Width, cluster.Config{K: d.k, Axes: d.pca, Seed: d.h.Seed}, d.to.Add)
+	d.names = nil
+	for g := range d.k {
+		d.names = append(d.names, strconv.Itoa(g))
+	}
+	return err
 }
 
-// readRows reads a table, and shows how far it is.
-type readRows func(stage string, want table.Want, each func(*table.Batch) error) error
-
-// progress is a line on a terminal, from the second second on.
-type progress struct {
-	w           io.Writer // if nil, nothing is shown
-	stage       string
-	begun, last time.Time
-}
-
-func newProgress(to io.Writer) *progress {
-	p := &progress{begun: time.Now()}
-	if f, ok := to.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		p.w = f
-	}
-	return p
-}
-
-// at shows the part of a stage that is done, of 1. It returns an error if the command was interrupted.
-func (p *progress) at(ctx context.Context, done float64) error {
-	if now := time.Now(); p.w != nil && now.Sub(p.begun) > time.Second && now.Sub(p.last) > 100*time.Millisecond {
-		const width = 40
-		n := int(done * width)
-		fmt.Fprintf(p.w, "\r\033[K[%s%s] %3.0f %% %s", strings.Repeat("#", n), strings.Repeat(".", width-n), done*100, p.stage)
-		p.last = now
-	}
-	return ctx.Err()
-}
-
-// end removes the line.
-func (p *progress) end() {
-	if !p.last.IsZero() {
-		fmt.Fprint(p.w, "\r\033[K")
-	}
+// progress returns a function that shows a line on a terminal, from the second second on: the part of a stage that is done, of 1.
+// It returns an error if the command was interrupted. end removes the line.
+func progress(ctx context.Context, w io.Writer, begun time.Time) (step func(stage string, done float64) error, end func()) {
+	var last time.Time
+	return func(stage string, done float64) error {
+			if now := time.Now(); now.Sub(begun) > time.Second && now.Sub(last) > 100*time.Millisecond {
+				const width = 40
+				n := int(done * width)
+				fmt.Fprintf(w, "\r\033[K[%s%s] %3.0f %% %s", strings.Repeat("#", n), strings.Repeat(".", width-n), done*100, stage)
+				last = now
+			}
+			return ctx.Err()
+		}, func() {
+			if !last.IsZero() {
+				fmt.Fprint(w, "\r\033[K")
+			}
+		}
 }
 
 func dataShowCommand() *cobra.Command {

@@ -155,7 +155,7 @@ func TestInputsThatCannotBeDividedAreNamed(t *testing.T) {
 		{in + " --workers 2 --groups " + groups, []string{"2 rows", "9 rows"}},
 		{in + " --workers 2 --label class --out " + in, []string{"--out " + in}},
 		{in + " --workers 2 --label class --out " + filepath.Dir(in), []string{"is a folder"}},
-		{nan + " --workers 2 --how aware --k 2 --label class", []string{`row 1, column "x" is NaN`}},
+		{nan + " --workers 2 --how aware --k 2 --label class", []string{`row 1, column "x": it is NaN`}},
 		{ragged + " --workers 2 --label class", []string{"line 3 has 1 fields"}},
 		{file(t, "empty.csv", "") + " --workers 2 --label class", []string{"empty"}},
 		{file(t, "header.csv", "class,x\n") + " --workers 2 --label class", []string{"no rows"}},
@@ -173,8 +173,9 @@ func TestAnInterruptedShardLeavesNothing(t *testing.T) {
 	in := file(t, "in.csv", threes(5000))
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
+	step, _ := progress(ctx, io.Discard, time.Now())
 	f := shardFlags{h: manifest.Header{Workers: 2, How: "random", Start: "rotate"}, out: in + ".manifest"}
-	if err := f.shard(ctx, in, newProgress(io.Discard)); !errors.Is(err, context.Canceled) {
+	if err := f.shard(in, step); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	if left, _ := filepath.Glob(filepath.Dir(in) + "/*"); len(left) != 1 {
@@ -185,11 +186,11 @@ func TestAnInterruptedShardLeavesNothing(t *testing.T) {
 // A line shows how far a stage is, and is removed at the end.
 func TestProgressIsShownOnTerminals(t *testing.T) {
 	var b bytes.Buffer
-	p := &progress{w: &b, stage: "look", begun: time.Now().Add(-time.Minute)}
-	if err := p.at(t.Context(), 0.25); err != nil {
+	step, end := progress(t.Context(), &b, time.Now().Add(-time.Minute))
+	if err := step("look", 0.25); err != nil {
 		t.Fatal(err)
 	}
-	p.end()
+	end()
 	if want := "\r\033[K[" + strings.Repeat("#", 10) + strings.Repeat(".", 30) + "]  25 % look\r\033[K"; b.String() != want {
 		t.Errorf("%q, not %q", b.String(), want)
 	}

@@ -11,8 +11,10 @@ import (
 	"strings"
 )
 
+// Magic begins an .npy file.
+const Magic = "\x93NUMPY"
+
 const (
-	magic = "\x93NUMPY"
 	// maxHeader is numpy's own limit of a header that it does not trust.
 	maxHeader = 10000
 	// align is numpy's alignment of the elements in the file.
@@ -41,22 +43,19 @@ func (h *Header) Elems() uint64 {
 
 // Bytes returns the header as it stands in a file.
 func (h *Header) Bytes() []byte {
-	var shape strings.Builder
-	for _, d := range h.Shape {
-		fmt.Fprintf(&shape, "%d,", d)
-	}
-	fortran := "False"
+	fortran, size, shape := "False", h.Size, ""
 	if h.Fortran {
 		fortran = "True"
 	}
-	size := h.Size
 	if h.Kind == 'U' {
 		size /= 4
 	}
-	dict := fmt.Sprintf("{'descr': '%c%c%d', 'fortran_order': %s, 'shape': (%s), }", h.Order, h.Kind, size, fortran, shape.String())
-	const before = len(magic) + 4
-	dict += strings.Repeat(" ", align-1-(before+len(dict))%align) + "\n"
-	return append(binary.LittleEndian.AppendUint16([]byte(magic+"\x01\x00"), uint16(len(dict))), dict...)
+	for _, d := range h.Shape {
+		shape += fmt.Sprintf("%d,", d)
+	}
+	dict := fmt.Sprintf("{'descr': '%c%c%d', 'fortran_order': %s, 'shape': (%s), }", h.Order, h.Kind, size, fortran, shape)
+	dict += strings.Repeat(" ", align-1-(len(Magic)+4+len(dict))%align) + "\n"
+	return append(binary.LittleEndian.AppendUint16([]byte(Magic+"\x01\x00"), uint16(len(dict))), dict...)
 }
 
 var (
@@ -67,28 +66,35 @@ var (
 
 // Read reads a header. The elements follow.
 func Read(r io.Reader) (*Header, error) {
-	head := make([]byte, len(magic)+4)
-	if _, err := io.ReadFull(r, head); err != nil {
-		return nil, fmt.Errorf("the file ends in the header of an array: %w", err)
-	}
-	version := head[len(magic)]
-	if string(head[:len(magic)]) != magic || version < 1 || version > 3 {
-		return nil, fmt.Errorf("%q at the beginning: an .npy array of version 1 to 3 begins with %q", head[:len(magic)+2], magic)
-	}
-	n := int(binary.LittleEndian.Uint16(head[len(magic)+2:]))
-	if version > 1 {
-		var high [2]byte
-		if _, err := io.ReadFull(r, high[:]); err != nil {
+	raw := make([]byte, maxHeader)
+	take := func(n int) ([]byte, error) {
+		if _, err := io.ReadFull(r, raw[:n]); err != nil {
 			return nil, fmt.Errorf("the file ends in the header of an array: %w", err)
 		}
-		n |= int(binary.LittleEndian.Uint16(high[:])) << 16
+		return raw[:n], nil
 	}
+	head, err := take(len(Magic) + 2)
+	if err != nil {
+		return nil, err
+	}
+	wide := 2 // bytes of the length
+	switch version := head[len(Magic)]; {
+	case string(head[:len(Magic)]) != Magic || version < 1 || version > 3:
+		return nil, fmt.Errorf("%q at the beginning: an .npy array of version 1 to 3 begins with %q", head, Magic)
+	case version > 1:
+		wide = 4
+	}
+	length, err := take(wide)
+	if err != nil {
+		return nil, err
+	}
+	n := binary.LittleEndian.Uint32(append(length[:wide:wide], 0, 0))
 	if n > maxHeader {
 		return nil, fmt.Errorf("an .npy header of %d bytes: it can have %d", n, maxHeader)
 	}
-	text := make([]byte, n)
-	if _, err := io.ReadFull(r, text); err != nil {
-		return nil, fmt.Errorf("the file ends in the header of an array: %w", err)
+	text, err := take(int(n))
+	if err != nil {
+		return nil, err
 	}
 	return parse(string(text))
 }
@@ -113,16 +119,10 @@ func parse(text string) (*Header, error) {
 		h.Size *= 4
 	}
 	total := uint64(max(h.Size, 1))
-	for dim := range strings.SplitSeq(s[1], ",") {
-		if dim = strings.TrimSpace(dim); dim == "" {
-			continue
-		}
+	for _, dim := range strings.FieldsFunc(s[1], func(r rune) bool { return r == ',' || r == ' ' }) {
 		n, err := strconv.ParseUint(dim, 10, 63)
-		if err != nil {
-			return nil, fmt.Errorf("the dimension %q of shape (%s)", dim, s[1])
-		}
 		high, low := bits.Mul64(total, max(n, 1))
-		if high != 0 || low > 1<<62 {
+		if err != nil || high != 0 || low > 1<<62 {
 			return nil, fmt.Errorf("an array of shape (%s) with elements of %d bytes: no file is as large", s[1], h.Size)
 		}
 		total = low

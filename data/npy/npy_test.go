@@ -10,7 +10,7 @@ import (
 )
 
 func header(version byte, text string) []byte {
-	b := append([]byte(magic), version, 0, byte(len(text)), byte(len(text)>>8))
+	b := append([]byte(Magic), version, 0, byte(len(text)), byte(len(text)>>8))
 	if version > 1 {
 		b = append(b, 0, 0)
 	}

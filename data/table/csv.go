@@ -4,27 +4,25 @@ import (
 	"bufio"
 	"encoding/csv"
 	"errors"
+	"fmt"
 	"io"
 	"strconv"
 	"strings"
 )
 
-// csvFile is text with a line of column names.
-type csvFile struct {
-	file  io.ReaderAt
-	size  int64
-	comma rune
-	all   []column
-}
-
-func openCSV(file io.ReaderAt, size int64, tabs bool) (*csvFile, error) {
-	c := &csvFile{file: file, size: size, comma: ','}
-	if tabs {
-		c.comma = '\t'
+// openCSV opens text with a line of column names.
+func openCSV(file io.ReaderAt, size int64, tabs bool) (f format, err error) {
+	open := func() (*csv.Reader, []string, error) {
+		r := csv.NewReader(bufio.NewReaderSize(io.NewSectionReader(file, 0, size), 1<<18))
+		if r.ReuseRecord = true; tabs {
+			r.Comma = '\t'
+		}
+		names, err := r.Read()
+		return r, names, err
 	}
-	names, err := c.reader().Read()
+	_, names, err := open()
 	if err != nil {
-		return nil, unusable("the line with the names of the columns: %v", err)
+		return f, unusable("the line with the names of the columns: %v", err)
 	}
 	numbers := 0
 	for i, name := range names {
@@ -32,69 +30,49 @@ func openCSV(file io.ReaderAt, size int64, tabs bool) (*csvFile, error) {
 			name = strings.TrimPrefix(name, "\ufeff")
 		}
 		if strings.ContainsRune(name, 0) {
-			return nil, unusable("%.40q is not the first line of CSV; NPZ and Parquet are read too", name)
+			return f, unusable("%.40q is not the first line of CSV; NPZ and Parquet are read too", name)
 		}
 		if _, err := strconv.ParseFloat(name, 64); err == nil {
 			numbers++
 		}
-		c.all = append(c.all, column{name: strings.Clone(name), width: 1})
+		f.columns = append(f.columns, column{name: name, width: 1})
 	}
 	if numbers == len(names) {
-		return nil, unusable("the first line has only numbers: it must name the columns")
+		return f, unusable("the first line has only numbers: it must name the columns")
 	}
-	return c, nil
-}
-
-func (c *csvFile) columns() []column { return c.all }
-
-func (c *csvFile) reader() *csv.Reader {
-	r := csv.NewReader(bufio.NewReaderSize(io.NewSectionReader(c.file, 0, c.size), 1<<18))
-	r.Comma, r.ReuseRecord = c.comma, true
-	return r
-}
-
-func (c *csvFile) read(label int, features []int, b *Batch, f func() error) error {
-	r := c.reader()
-	if _, err := r.Read(); err != nil {
-		return err
-	}
-	b.fit(label)
-	most, n := b.Rows, 0
-	emit := func() error {
-		b.cut(n)
-		b.Done = float64(r.InputOffset()) / float64(c.size)
-		n = 0
-		return f()
-	}
-	for {
-		record, err := r.Read()
-		if err == io.EOF {
-			if n > 0 {
-				return emit()
-			}
-			return nil
+	f.begin = func(chosen []int) (cursors []cursor, next func() (float64, error), err error) {
+		r, record, err := open()
+		for _, c := range chosen {
+			cursors = append(cursors, &field{&record, c})
 		}
-		if err != nil {
-			if errors.Is(err, csv.ErrFieldCount) {
+		return cursors, func() (float64, error) {
+			if record, err = r.Read(); errors.Is(err, csv.ErrFieldCount) {
 				line, _ := r.FieldPos(0)
-				return unusable("line %d has %d fields, and the first line %d", line, len(record), len(c.all))
+				err = fmt.Errorf("line %d has %d fields, and the first line %d", line, len(record), len(f.columns))
 			}
-			return unusable("%v", err)
-		}
-		if label >= 0 {
-			b.Labels[n] = strings.TrimSpace(record[label])
-		}
-		for i, at := range features {
-			x, err := strconv.ParseFloat(strings.TrimSpace(record[at]), 64)
-			if err != nil {
-				return unusable("row %d, column %q: %.40q is not a number: name the features without it", b.Row+uint64(n), c.all[at].name, record[at])
+			if err != nil && err != io.EOF {
+				err = unusable("%w", err)
 			}
-			b.X[n*b.Width+i] = x
-		}
-		if n++; n == most {
-			if err := emit(); err != nil {
-				return err
-			}
-		}
+			return float64(r.InputOffset()) / float64(size), err
+		}, err
 	}
+	return f, nil
+}
+
+// field is the cursor of a column of CSV.
+type field struct {
+	record *[]string
+	column int
+}
+
+func (f *field) text() (string, error) { return strings.TrimSpace((*f.record)[f.column]), nil }
+
+func (f *field) numbers(to []float64) (err error) {
+	text, _ := f.text()
+	if to[0], err = strconv.ParseFloat(text, 64); text == "" {
+		return errors.New("it is empty: fill it or leave the row out")
+	} else if err != nil {
+		return fmt.Errorf("%.40q is not a number: name the features without the column", text)
+	}
+	return nil
 }

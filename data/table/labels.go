@@ -2,10 +2,11 @@ package table
 
 import (
 	"bufio"
-	"errors"
-	"fmt"
+	"cmp"
 	"io"
 	"os"
+
+	"github.com/rackweave/rackweave/data/npy"
 )
 
 // ReadLabels calls f with all labels of a file, some at a time: a label on each line, or an .npy array of one dimension.
@@ -14,65 +15,37 @@ func ReadLabels(path string, f func(labels []string) error) error {
 	if err != nil {
 		return err
 	}
-	r := bufio.NewReaderSize(file, 1<<16)
-	read := readLines
-	if first, _ := r.Peek(len(numpy)); string(first) == numpy {
-		read = readArray
-	}
-	// The check of a batch needs no more of a table.
-	t := &Table{file: file, from: &columnar{all: []column{{name: path, width: 1}}}}
-	b := &Batch{Labels: make([]string, batchRows)}
-	err = read(r, b, func() error {
-		b.Rows = len(b.Labels)
-		err := t.check(b, 0, nil)
-		b.Row += uint64(b.Rows)
-		return errors.Join(err, f(b.Labels))
-	})
-	if err == nil && b.Row == 0 {
-		err = unusable("it is empty: give a group for each row")
-	}
-	if err != nil {
-		err = fmt.Errorf("%s: %w", path, err)
-	}
-	return errors.Join(err, file.Close())
-}
-
-func readLines(r *bufio.Reader, b *Batch, f func() error) error {
-	lines := bufio.NewScanner(r)
-	b.Labels = b.Labels[:0]
-	for lines.Scan() {
-		if b.Labels = append(b.Labels, lines.Text()); len(b.Labels) == batchRows {
-			if err := f(); err != nil {
-				return err
-			}
-			b.Labels = b.Labels[:0]
+	defer file.Close()
+	r, t := bufio.NewReaderSize(file, 1<<16), &Table{file: file}
+	if first, _ := r.Peek(len(npy.Magic)); string(first) == npy.Magic {
+		a, err := newArray("group", r)
+		if err == nil && len(a.h.Shape) != 1 {
+			err = unusable("an array of shape %d: give one of one dimension", a.h.Shape)
 		}
+		if err != nil {
+			return t.named(err)
+		}
+		t.format = stored([]column{{"group", a.h.Shape[0], 1}}, func(int) (cursor, error) { return a, nil })
+	} else {
+		t.format = lines(r)
 	}
-	if err := lines.Err(); err != nil || len(b.Labels) == 0 {
-		return err
-	}
-	return f()
-}
-
-func readArray(r *bufio.Reader, b *Batch, f func() error) error {
-	a, err := newArray("groups", r)
+	rows, err := t.Select(Want{Label: "group"})
 	if err != nil {
 		return err
 	}
-	if len(a.h.Shape) != 1 {
-		return unusable("an array of shape %d: give one of one dimension", a.h.Shape)
-	}
-	for left := a.h.Shape[0]; left > 0; left -= uint64(b.Rows) {
-		b.Labels = b.Labels[:min(batchRows, left)]
-		if err := a.labels(b.Labels); err != nil {
-			if err == io.EOF {
-				err = io.ErrUnexpectedEOF
+	return rows.Read(func(b *Batch) error { return f(b.Labels) })
+}
+
+// lines returns the format of text without a line of names, which is read once.
+func lines(r io.Reader) format {
+	scanner, record := bufio.NewScanner(r), make([]string, 1)
+	return format{[]column{{name: "group", width: 1}}, func([]int) ([]cursor, func() (float64, error), error) {
+		return []cursor{&field{&record, 0}}, func() (float64, error) {
+			if !scanner.Scan() {
+				return 0, cmp.Or(scanner.Err(), io.EOF)
 			}
-			return unusable("from row %d on: %w", b.Row, err)
-		}
-		if err := f(); err != nil {
-			return err
-		}
-	}
-	return nil
+			record[0] = scanner.Text()
+			return 0, nil
+		}, nil
+	}}
 }

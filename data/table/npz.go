@@ -4,9 +4,11 @@ import (
 	"archive/zip"
 	"bufio"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math"
+	"strconv"
 	"strings"
 
 	"github.com/rackweave/rackweave/data/npy"
@@ -15,50 +17,40 @@ import (
 // maxWidth bounds the numbers of a row in an array.
 const maxWidth = 1 << 20
 
-func openNPZ(file io.ReaderAt, size int64) (*columnar, error) {
+func openNPZ(file io.ReaderAt, size int64) (f format, err error) {
 	z, err := zip.NewReader(file, size)
 	if err != nil {
-		return nil, unusable("NPZ: %v: is the file whole?", err)
+		return f, unusable("NPZ: %v: is the file whole?", err)
 	}
-	c := &columnar{}
+	var columns []column
 	var members []*zip.File
-	for _, f := range z.File {
-		a, err := openArray(f)
+	for _, m := range z.File {
+		a, err := openArray(m)
 		if err != nil {
-			return nil, err
+			return f, err
 		}
-		a.Close()
 		if len(a.h.Shape) == 0 {
 			continue
 		}
-		row := npy.Header{Shape: a.h.Shape[1:]}
-		if row.Elems() > maxWidth {
-			return nil, unusable("array %q has %d numbers a row: at most %d", f.Name, row.Elems(), maxWidth)
+		c, err := a.column(strings.TrimSuffix(m.Name, ".npy"))
+		if err != nil {
+			return f, err
 		}
-		c.all = append(c.all, column{strings.TrimSuffix(f.Name, ".npy"), a.h.Shape[0], int(row.Elems())})
-		members = append(members, f)
+		columns, members = append(columns, c), append(members, m)
 	}
 	if len(members) == 0 {
-		return nil, unusable("NPZ without an array of rows")
+		return f, unusable("NPZ without an array of rows")
 	}
-	c.open = func(at int) (cursor, error) {
-		a, err := openArray(members[at])
-		if err == nil && a.h.Fortran && c.all[at].width > 1 {
-			err = unusable("array %q lies column by column: numpy.ascontiguousarray turns it", a.name)
-		}
-		return a, err
-	}
-	return c, nil
+	return stored(columns, func(c int) (cursor, error) { return openArray(members[c]) }), nil
 }
 
 // array is the cursor of an array.
 type array struct {
-	io.Closer
-	name  string
-	h     *npy.Header
-	order binary.ByteOrder
-	r     *bufio.Reader
-	raw   []byte
+	h      *npy.Header
+	order  binary.ByteOrder
+	r      io.Reader
+	raw    []byte
+	decode func(binary.ByteOrder, []byte) float64
 }
 
 func openArray(f *zip.File) (*array, error) {
@@ -66,24 +58,28 @@ func openArray(f *zip.File) (*array, error) {
 	if err != nil {
 		return nil, unusable("array %q: %w", f.Name, err)
 	}
-	a, err := newArray(f.Name, bufio.NewReaderSize(r, 1<<16))
-	if err != nil {
-		return nil, err
-	}
-	a.Closer = r
-	return a, nil
+	return newArray(f.Name, bufio.NewReaderSize(r, 1<<16))
 }
 
-func newArray(name string, r *bufio.Reader) (*array, error) {
+func newArray(name string, r io.Reader) (*array, error) {
 	h, err := npy.Read(r)
 	if err != nil {
 		return nil, unusable("array %q: %w", name, err)
 	}
-	a := &array{name: name, h: h, order: binary.LittleEndian, r: r}
-	if a.h.Order == '>' {
+	a := &array{h: h, order: binary.LittleEndian, r: r, decode: decoders[fmt.Sprintf("%c%d", h.Kind, h.Size)]}
+	if h.Order == '>' {
 		a.order = binary.BigEndian
 	}
 	return a, nil
+}
+
+// column returns the array as a column of rows. It must have a dimension.
+func (a *array) column(name string) (column, error) {
+	row := npy.Header{Shape: a.h.Shape[1:]}
+	if row.Elems() > maxWidth {
+		return column{}, unusable("array %q has %d numbers a row: at most %d", name, row.Elems(), maxWidth)
+	}
+	return column{name, a.h.Shape[0], int(row.Elems())}, nil
 }
 
 // next returns the bytes of the next elements.
@@ -110,41 +106,36 @@ var decoders = map[string]func(binary.ByteOrder, []byte) float64{
 	"f8": func(o binary.ByteOrder, b []byte) float64 { return math.Float64frombits(o.Uint64(b)) },
 }
 
-func (a *array) numbers(to []float64, rows, width, stride int) error {
-	kind := fmt.Sprintf("%c%d", a.h.Kind, a.h.Size)
-	decode := decoders[kind]
-	if decode == nil {
-		return fmt.Errorf("its elements are of type %s, not integers, f4 or f8: convert it, or name the features without it", kind)
+func (a *array) numbers(to []float64) error {
+	switch {
+	case a.decode == nil:
+		return fmt.Errorf("its elements are of type %c%d, not integers, f4 or f8: convert it, or name the features without it", a.h.Kind, a.h.Size)
+	case a.h.Fortran && len(to) > 1:
+		return errors.New("it lies column by column: numpy.ascontiguousarray turns it")
 	}
-	for row := range rows {
-		raw, err := a.next(width)
-		if err != nil {
-			return err
-		}
-		for i := range width {
-			to[row*stride+i] = decode(a.order, raw[i*a.h.Size:])
-		}
+	raw, err := a.next(len(to))
+	for i := range to {
+		to[i] = a.decode(a.order, raw[i*a.h.Size:])
 	}
-	return nil
+	return err
 }
 
-func (a *array) labels(to []string) error {
+func (a *array) text() (string, error) {
 	if a.h.Kind != 'S' && a.h.Kind != 'U' {
-		return numbersAsText(to, a)
-	}
-	for i := range to {
-		raw, err := a.next(1)
-		if err != nil {
-			return err
+		var x [1]float64
+		err := a.numbers(x[:])
+		if math.Abs(x[0]) > 1<<53 {
+			err = fmt.Errorf("%v is too large for a label: such numbers are not told apart", x[0])
 		}
-		if a.h.Kind == 'U' {
-			var s strings.Builder
-			for ; len(raw) > 0; raw = raw[4:] {
-				s.WriteRune(rune(a.order.Uint32(raw)))
-			}
-			raw = []byte(s.String())
-		}
-		to[i] = strings.TrimRight(string(raw), "\x00")
+		return strconv.FormatFloat(x[0], 'f', -1, 64), err
 	}
-	return nil
+	raw, err := a.next(1)
+	if a.h.Kind == 'U' {
+		var s strings.Builder
+		for ; len(raw) > 0; raw = raw[4:] {
+			s.WriteRune(rune(a.order.Uint32(raw)))
+		}
+		raw = []byte(s.String())
+	}
+	return strings.TrimRight(string(raw), "\x00"), err
 }

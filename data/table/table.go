@@ -3,7 +3,6 @@
 package table
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -17,6 +16,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/agnivade/levenshtein"
+
+	"github.com/rackweave/rackweave/data/npy"
 )
 
 // ErrInput is wrapped by errors about what stands in a file.
@@ -27,7 +28,6 @@ func unusable(format string, args ...any) error {
 }
 
 const (
-	numpy        = "\x93NUMPY" // begins an .npy file
 	batchRows    = 1024
 	batchNumbers = 1 << 17
 	maxLabel     = 256 // bytes
@@ -50,6 +50,14 @@ type Batch struct {
 	Done   float64 // the part of the file that has been read, of 1
 }
 
+// format is the contents of a file.
+type format struct {
+	columns []column
+	// begin returns cursors over columns, and a function that moves them to the next row. It returns the part of the file up to
+	// there, of 1, and io.EOF after the last row.
+	begin func(columns []int) ([]cursor, func() (float64, error), error)
+}
+
 // column is a column of a file, or an array.
 type column struct {
 	name  string
@@ -57,18 +65,36 @@ type column struct {
 	width int    // numbers of a row
 }
 
-// source is a file's format.
-type source interface {
-	columns() []column
-	// read calls f with all rows. label is a place in columns, or -1, and so are features. It leaves the check of values to f.
-	read(label int, features []int, b *Batch, f func() error) error
+// cursor reads a column's value in the present row, once. It holds memory alone, and needs no close.
+type cursor interface {
+	text() (string, error)
+	numbers(to []float64) error
+}
+
+// stored returns a format whose columns lie one after the other.
+func stored(columns []column, open func(column int) (cursor, error)) format {
+	return format{columns, func(chosen []int) (cursors []cursor, next func() (float64, error), err error) {
+		cursors = make([]cursor, len(chosen))
+		for i, c := range chosen {
+			if cursors[i], err = open(c); err != nil {
+				return nil, nil, err
+			}
+		}
+		row, rows := uint64(0), columns[chosen[0]].rows
+		return cursors, func() (float64, error) {
+			if row++; row > rows {
+				return 1, io.EOF
+			}
+			return float64(row) / float64(rows), nil
+		}, nil
+	}}
 }
 
 // Table is an open file.
 type Table struct {
 	file *os.File
 	info os.FileInfo
-	from source
+	format
 }
 
 // Open opens a file, whose first bytes tell its format.
@@ -79,7 +105,7 @@ func Open(path string) (*Table, error) {
 	}
 	t := &Table{file: f}
 	if err := t.open(); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), f.Close())
+		return nil, errors.Join(t.named(err), f.Close())
 	}
 	return t, nil
 }
@@ -88,168 +114,201 @@ func (t *Table) open() (err error) {
 	if t.info, err = t.file.Stat(); err != nil {
 		return err
 	}
-	size := t.info.Size()
 	if !t.info.Mode().IsRegular() {
 		return unusable("it is not a file, which can be read several times: write the rows to one")
 	}
-	var first [6]byte
-	n, err := t.file.ReadAt(first[:], 0)
+	raw := make([]byte, len(npy.Magic))
+	n, err := t.file.ReadAt(raw, 0)
 	if err != nil && err != io.EOF {
 		return err
 	}
-	switch {
+	switch first := string(raw[:n]); {
 	case n == 0:
 		return unusable("it is empty")
-	case bytes.HasPrefix(first[:], []byte("PK")):
-		t.from, err = openNPZ(t.file, size)
-	case bytes.HasPrefix(first[:], []byte("PAR1")):
-		t.from, err = openParquet(t.file, size)
-	case string(first[:]) == numpy:
+	case strings.HasPrefix(first, "PK"):
+		t.format, err = openNPZ(t.file, t.info.Size())
+	case strings.HasPrefix(first, "PAR1"):
+		t.format, err = openParquet(t.file, t.info.Size())
+	case first == npy.Magic:
 		return unusable("it is one array: numpy.savez writes an NPZ file, with the label and the features")
-	case bytes.HasPrefix(first[:], []byte("\x1f\x8b")):
+	case strings.HasPrefix(first, "\x1f\x8b"):
 		return unusable("it is compressed by gzip: gunzip makes CSV of it")
 	default:
-		t.from, err = openCSV(t.file, size, filepath.Ext(t.file.Name()) == ".tsv")
+		t.format, err = openCSV(t.file, t.info.Size(), filepath.Ext(t.file.Name()) == ".tsv")
 	}
 	return err
 }
 
-// Columns returns the names of the columns. Of an NPZ file they are arrays.
-func (t *Table) Columns() (names []string) {
-	for _, c := range t.from.columns() {
-		names = append(names, c.name)
-	}
-	return names
-}
+func (t *Table) named(err error) error { return fmt.Errorf("%s: %w", t.file.Name(), err) }
 
 // Name returns the file's name without its folder.
 func (t *Table) Name() string { return filepath.Base(t.file.Name()) }
-
-// Width returns the numbers of a row.
-func (t *Table) Width(want Want) (int, error) {
-	_, features, err := t.choose(want)
-	if err != nil {
-		return 0, fmt.Errorf("%s: %w", t.file.Name(), err)
-	}
-	return t.width(features), nil
-}
-
-func (t *Table) width(features []int) (n int) {
-	for _, c := range features {
-		n += t.from.columns()[c].width
-	}
-	return n
-}
 
 // Close closes the file.
 func (t *Table) Close() error { return t.file.Close() }
 
 // SHA256 returns the file's sum in hexadecimal, and calls done with the part of the file that it has read, of 1.
 func (t *Table) SHA256(done func(float64) error) (string, error) {
-	sum, buf := sha256.New(), make([]byte, 1<<20)
-	for at := int64(0); ; {
-		n, err := t.file.ReadAt(buf, at)
-		sum.Write(buf[:n])
-		at += int64(n)
-		if err == io.EOF {
-			return hex.EncodeToString(sum.Sum(nil)), nil
+	sum, size := sha256.New(), t.info.Size()
+	for at := int64(0); at < size; {
+		n, err := io.Copy(sum, io.NewSectionReader(t.file, at, min(1<<20, size-at)))
+		if at += n; n == 0 || err != nil {
+			return "", errors.Join(err, t.Unchanged())
 		}
-		if err == nil {
-			err = done(float64(at) / float64(max(at, t.info.Size())))
-		}
-		if err != nil {
+		if err := done(float64(at) / float64(size)); err != nil {
 			return "", err
 		}
 	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
 // Unchanged returns an error if the file was written to since Open.
 func (t *Table) Unchanged() error {
 	now, err := t.file.Stat()
 	if err == nil && (now.Size() != t.info.Size() || !now.ModTime().Equal(t.info.ModTime())) {
-		err = unusable("%s has changed while it was read: try again when it is whole", t.file.Name())
+		err = t.named(unusable("it has changed while it was read: try again when it is whole"))
 	}
 	return err
 }
 
-// Read calls f with all rows in their order, a batch at a time. Errors about a value name its row, counted from 0, and its column.
-func (t *Table) Read(want Want, f func(*Batch) error) error {
-	label, features, err := t.choose(want)
-	if err != nil {
-		return fmt.Errorf("%s: %w", t.file.Name(), err)
+// Rows are the values of some columns in all rows.
+type Rows struct {
+	Width  int // numbers of a row
+	table  *Table
+	chosen []int // columns, the label first
+	label  bool
+}
+
+// Select chooses columns. If none is wanted, rows are counted.
+func (t *Table) Select(want Want) (r *Rows, err error) {
+	r = &Rows{table: t, label: want.Label != ""}
+	if err := r.choose(want); err != nil {
+		return nil, t.named(err)
 	}
-	b := &Batch{Width: t.width(features)}
-	var failed error
-	err = t.from.read(label, features, b, func() error {
-		if failed = t.check(b, label, features); failed != nil {
-			failed = fmt.Errorf("%s: %w", t.file.Name(), failed)
-			return failed
+	return r, nil
+}
+
+func (r *Rows) choose(want Want) error {
+	all, names := r.table.columns, want.Columns
+	if r.label {
+		names = append([]string{want.Label}, names...)
+	}
+	for _, name := range names {
+		c, err := r.table.find(name)
+		if err != nil {
+			return err
 		}
-		failed = f(b)
-		b.Row += uint64(b.Rows)
-		return failed
-	})
-	switch {
-	case failed != nil:
-		return failed
-	case err == nil && b.Row == 0:
-		err = unusable("it has no rows")
+		r.chosen = append(r.chosen, c)
 	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", t.file.Name(), err)
+	if r.label && all[r.chosen[0]].width != 1 {
+		return unusable("the label %q has %d values a row: name one with a single value", want.Label, all[r.chosen[0]].width)
+	}
+	for c := range all {
+		beside := !r.label || c != r.chosen[0] && all[c].rows == all[r.chosen[0]].rows
+		if want.Features && want.Columns == nil && beside || !want.Features && !r.label {
+			r.chosen = append(r.chosen, c)
+		}
+	}
+	for i, c := range r.chosen {
+		if a, b := all[c], all[r.chosen[0]]; a.rows != b.rows {
+			return unusable("%q has %d rows, and %q %d: name a label, or features with the same number", a.name, a.rows, b.name, b.rows)
+		}
+		if want.Features && (i > 0 || !r.label) {
+			r.Width += all[c].width
+		}
+	}
+	if want.Features && r.Width == 0 {
+		return unusable("no columns beside the label: there is nothing to look at")
 	}
 	return nil
 }
 
-// choose finds the wanted columns.
-func (t *Table) choose(want Want) (label int, features []int, err error) {
-	all := t.from.columns()
-	label = -1
-	if want.Label != "" {
-		if label, err = t.find(want.Label); err != nil {
-			return 0, nil, err
-		}
-		if all[label].width != 1 {
-			return 0, nil, unusable("the label %q has %d values a row: name one with a single value", want.Label, all[label].width)
-		}
+// Read calls f with all rows in their order, a batch at a time. Errors about a value name its row, counted from 0, and its column.
+func (r *Rows) Read(f func(*Batch) error) error {
+	chosen := r.chosen
+	if r.Width == 0 {
+		chosen = chosen[:1]
 	}
-	if want.Features {
-		for _, name := range want.Columns {
-			c, err := t.find(name)
+	cursors, next, err := r.table.begin(chosen)
+	if err != nil {
+		return r.table.named(err)
+	}
+	if r.Width == 0 && !r.label {
+		cursors = nil
+	}
+	most := max(1, min(batchRows, batchNumbers/max(1, r.Width)))
+	b := &Batch{Width: r.Width, X: make([]float64, 0, most*r.Width)}
+	for err == nil {
+		b.Row, b.Rows, b.Labels, b.X = b.Row+uint64(b.Rows), 0, b.Labels[:0], b.X[:0]
+		for b.Rows < most {
+			if b.Done, err = next(); err == nil {
+				err = r.take(b, cursors)
+			}
 			if err != nil {
-				return 0, nil, err
+				break
 			}
-			features = append(features, c)
+			b.Rows++
 		}
-		for c := range all {
-			if want.Columns == nil && c != label && (label < 0 || all[c].rows == all[label].rows) {
-				features = append(features, c)
+		if err == io.EOF && b.Row == 0 && b.Rows == 0 {
+			err = unusable("it has no rows")
+		}
+		if err != nil && err != io.EOF {
+			return r.table.named(err)
+		}
+		if b.Rows > 0 {
+			if err := f(b); err != nil {
+				return err
 			}
 		}
-		if len(features) == 0 {
-			return 0, nil, unusable("no columns beside the label: there is nothing to look at")
+	}
+	return nil
+}
+
+// take adds the values of the present row to a batch, and checks them.
+func (r *Rows) take(b *Batch, cursors []cursor) (err error) {
+	for i, from := range cursors {
+		c := r.table.columns[r.chosen[i]]
+		if i == 0 && r.label {
+			var l string
+			if l, err = from.text(); err == nil {
+				err = checkLabel(l)
+			}
+			b.Labels = append(b.Labels, l)
+		} else {
+			at := len(b.X)
+			b.X = b.X[:at+c.width]
+			err = from.numbers(b.X[at:])
+			bad := slices.IndexFunc(b.X[at:], func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) })
+			if err == nil && bad >= 0 {
+				err = fmt.Errorf("it is %v: fill it or leave the row out", b.X[at+bad])
+			}
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			err = errors.New("the file ends here: is it whole?")
+		}
+		if err != nil {
+			return unusable("row %d, column %q: %w", b.Row+uint64(b.Rows), c.name, err)
 		}
 	}
-	chosen := slices.Clone(features)
-	if label >= 0 {
-		chosen = append(chosen, label)
+	return nil
+}
+
+func checkLabel(l string) error {
+	if l == "" || strings.EqualFold(l, "nan") {
+		return fmt.Errorf("it is %q, not a label: fill it or leave the row out", l)
 	}
-	if len(chosen) == 0 {
-		for c := range all {
-			chosen = append(chosen, c)
-		}
+	if len(l) > maxLabel || !utf8.ValidString(l) {
+		return fmt.Errorf("%.40q…, of %d bytes: a label is text of at most %d", l, len(l), maxLabel)
 	}
-	for _, c := range chosen {
-		if a, b := all[c], all[chosen[0]]; a.rows != b.rows {
-			return 0, nil, unusable("%q has %d rows, and %q %d: name a label, or features with the same number", a.name, a.rows, b.name, b.rows)
-		}
-	}
-	return label, features, nil
+	return nil
 }
 
 // find finds a column by its name.
 func (t *Table) find(name string) (int, error) {
-	names := t.Columns()
+	var names []string
+	for _, c := range t.columns {
+		names = append(names, c.name)
+	}
 	at := slices.Index(names, name)
 	if at >= 0 {
 		if slices.Contains(names[at+1:], name) {
@@ -260,50 +319,8 @@ func (t *Table) find(name string) (int, error) {
 	near := slices.MinFunc(names, func(a, b string) int {
 		return levenshtein.ComputeDistance(name, a) - levenshtein.ComputeDistance(name, b)
 	})
-	shown := names
-	if len(shown) > 20 {
-		shown = append(slices.Clone(shown[:20]), fmt.Sprintf("and %d more", len(names)-20))
+	if len(names) > 20 {
+		names = append(names[:20:20], fmt.Sprintf("and %d more", len(names)-20))
 	}
-	return 0, unusable("no column %q: did you mean %q? It has %s", name, near, strings.Join(shown, ", "))
-}
-
-// check checks a batch's values.
-func (t *Table) check(b *Batch, label int, features []int) error {
-	for i, l := range b.Labels {
-		switch name := t.from.columns()[label].name; {
-		case l == "" || strings.EqualFold(l, "nan"):
-			return unusable("row %d has no label: column %q is %q", b.Row+uint64(i), name, l)
-		case len(l) > maxLabel || !utf8.ValidString(l):
-			return unusable("row %d: column %q is %.40q…, of %d bytes: a label is text of at most %d", b.Row+uint64(i), name, l, len(l), maxLabel)
-		}
-	}
-	for i, x := range b.X {
-		if !math.IsNaN(x) && !math.IsInf(x, 0) {
-			continue
-		}
-		row, at := b.Row+uint64(i/b.Width), i%b.Width
-		for _, f := range features {
-			c := t.from.columns()[f]
-			if at < c.width {
-				return unusable("row %d, column %q is %v: fill it or leave the row out", row, c.name, x)
-			}
-			at -= c.width
-		}
-	}
-	return nil
-}
-
-// fit makes room for so many rows in a batch.
-func (b *Batch) fit(label int) {
-	b.Rows = max(1, min(batchRows, batchNumbers/max(1, b.Width)))
-	b.X = make([]float64, b.Rows*b.Width)
-	if label >= 0 {
-		b.Labels = make([]string, b.Rows)
-	}
-}
-
-// cut shortens a batch.
-func (b *Batch) cut(rows int) {
-	b.Rows, b.X = rows, b.X[:rows*b.Width]
-	b.Labels = b.Labels[:min(rows, len(b.Labels))]
+	return 0, unusable("no column %q: did you mean %q? It has %s", name, near, strings.Join(names, ", "))
 }
