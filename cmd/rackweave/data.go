@@ -221,7 +221,7 @@ func (d *division) cluster() error {
 		pass++
 		return d.read(fmt.Sprintf("look, pass %d of 3", pass), want, func(b *table.Batch) error { return f(b.X) })
 	}
-	d.h.Axes, err = cluster.Divide(rows, all.Width, cluster.Config{K: d.k, Axes: d.pca, Seed: d.h.Seed}, d.to.Add)
+	d.h.Axes, err = cluster.Divide(rows, all.Width, cluster.Config{K: d.k, Axes: d.pca, Seed: d.h.Seed, Step: d.step}, d.to.Add)
 	d.names = nil
 	for g := range d.k {
 		d.names = append(d.names, strconv.Itoa(g))

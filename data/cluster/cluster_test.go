@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"gonum.org/v1/gonum/mat"
+	"gonum.org/v1/gonum/stat"
 	"pgregory.net/rapid"
 )
 
@@ -36,7 +38,7 @@ func groupsOf(t interface{ Fatal(...any) }, rows Rows, width int, cfg Config) (g
 
 // groupsOfSample divides as Divide does, with k-means on a sample of that many rows.
 func groupsOfSample(t *testing.T, rows Rows, width int, cfg Config, sample int) (groups []int) {
-	_, err := newDivider(width, cfg, sample).divide(rows, func(g int) error { groups = append(groups, g); return nil })
+	_, err := divide(rows, width, cfg, sample, func(g int) error { groups = append(groups, g); return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,62 +123,66 @@ func TestEveryPlaceIsAGroup(t *testing.T) {
 	})
 }
 
-// The axes are those of power iteration on the covariance of all rows, computed in two passes.
-func TestAxesAreThoseOfPowerIteration(t *testing.T) {
-	const n, width = 500, 6
-	r := rand.New(rand.NewPCG(1, 2))
-	x := make([]float64, n*width)
-	for i := range n {
-		a, b := r.NormFloat64()*9, r.NormFloat64()*4
-		for j := range width {
-			x[i*width+j] = 1e5 + a*float64(j) + b*float64(j*j%5) + r.NormFloat64()*0.1
+// The axes are those of the covariance's whole decomposition, up to their signs, whether they are few of the features or all.
+func TestAxesAreThoseOfTheCovariance(t *testing.T) {
+	for _, c := range []struct{ rows, width, axes int }{{300, 6, 6}, {300, 120, 50}, {40, 150, 30}, {400, 200, 70}} {
+		r := rand.New(rand.NewPCG(1, 2))
+		x, turn := mat.NewDense(c.rows, c.width, nil), mat.NewDense(c.width, c.width, nil)
+		turn.Apply(func(int, int, float64) float64 { return r.NormFloat64() }, turn)
+		x.Apply(func(_, k int, _ float64) float64 { return r.NormFloat64() * math.Pow(0.9, float64(k)) }, x)
+		x.Mul(x, turn)
+		x.Apply(func(_, k int, v float64) float64 { return v + 1e3*float64(k%3) }, x)
+		var covariance mat.SymDense
+		stat.CovarianceMatrix(&covariance, x, nil)
+		var e mat.EigenSym
+		var want mat.Dense
+		e.Factorize(&covariance, true)
+		e.VectorsTo(&want)
+		cfg := Config{Axes: c.axes, Step: func(string, float64) error { return nil }}
+		a, y, err := analyse(slices.Clone(x.RawMatrix().Data), c.width, cfg)
+		if err != nil || len(y) != c.rows*c.axes {
+			t.Fatalf("%+v: %d places, %v", c, len(y), err)
+		}
+		for k := range c.axes {
+			if cosine := mat.Dot(a.vectors.ColView(k), want.ColView(c.width-1-k)); math.Abs(math.Abs(cosine)-1) > 1e-5 {
+				t.Errorf("%+v: axis %d has cosine %.9f to the covariance's", c, k, cosine)
+			}
+		}
+		for i, v := range a.project(nil, x.RawMatrix().Data) {
+			if math.Abs(v-y[i]) > 1e-8 {
+				t.Fatalf("%+v: place %d is %g, and was %g", c, i, v, y[i])
+			}
 		}
 	}
-	var mean [width]float64
+}
+
+// Any stage ends with the error of a step.
+func TestStagesAreInterrupted(t *testing.T) {
+	stop, seen := errors.New("stop"), map[string]bool{}
+	x := make([]float64, 3000*2)
 	for i := range x {
-		mean[i%width] += x[i] / n
+		x[i] = float64(i * i % 101)
 	}
-	var cov [width][width]float64
-	for i := range n {
-		for j := range width {
-			for k := range width {
-				cov[j][k] += (x[i*width+j] - mean[j]) * (x[i*width+k] - mean[k])
+	for last := ""; ; {
+		_, err := divide(rowsOf(x, 2, 100), 2, Config{K: 3, Step: func(stage string, done float64) error {
+			if done < 0 || done > 1 {
+				t.Errorf("%s: %v is done", stage, done)
 			}
-		}
-	}
-	c := newDivider(width, Config{}, 10)
-	for part := range slices.Chunk(x, 13*width) {
-		if err := c.gather(part); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := c.analyse(); err != nil {
-		t.Fatal(err)
-	}
-	_, p := c.axes.Dims()
-	if p != 1 && p != 2 {
-		t.Fatalf("%d axes of two strong ones", p)
-	}
-	v := [width]float64{1, 1, 1, 1, 1, 1}
-	for range 200 {
-		var w [width]float64
-		norm := 0.0
-		for j := range width {
-			for k := range width {
-				w[j] += cov[j][k] * v[k]
+			if seen[stage] {
+				return nil
 			}
-			norm += w[j] * w[j]
+			seen[stage], last = true, stage
+			return stop
+		}}, 500, func(int) error { return nil })
+		if err == nil {
+			break
 		}
-		for j := range width {
-			v[j] = w[j] / math.Sqrt(norm)
+		if err != stop {
+			t.Fatal(last, err)
 		}
 	}
-	dot := 0.0
-	for j := range width {
-		dot += v[j] * c.axes.At(j, p-1)
-	}
-	if math.Abs(math.Abs(dot)-1) > 1e-9 {
-		t.Errorf("the first axis has cosine %.12f to that of power iteration", dot)
+	if len(seen) != 3 {
+		t.Errorf("stages %v", seen)
 	}
 }
 
@@ -213,11 +219,11 @@ func TestSparseGroupsBesideTheSampleAreFound(t *testing.T) {
 				x[row*width+j] = 300 + r.NormFloat64()
 			}
 		}
-		c := newDivider(width, Config{K: 6, Seed: seed}, 500)
-		if err := rowsOf(x, width, 1000)(c.gather); err != nil {
+		c := sample{width: width, most: 500, random: rand.New(rand.NewPCG(seed, 0))}
+		if err := rowsOf(x, width, 1000)(c.add); err != nil {
 			t.Fatal(err)
 		}
-		if slices.ContainsFunc(c.sample, func(x float64) bool { return x > 200 }) {
+		if slices.ContainsFunc(c.x, func(x float64) bool { return x > 200 }) {
 			continue // the sample has one: nothing is missed
 		}
 		groups := groupsOfSample(t, rowsOf(x, width, 1000), width, Config{K: 6, Seed: seed}, 500)
@@ -305,7 +311,7 @@ func TestMemoryDoesNotGrowWithTheRows(t *testing.T) {
 			}
 			return nil
 		}
-		if _, err := newDivider(8, Config{K: 5}, 1000).divide(stream, func(int) error { return nil }); err != nil {
+		if _, err := divide(stream, 8, Config{K: 5}, 1000, func(int) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
 		return most
@@ -316,7 +322,7 @@ func TestMemoryDoesNotGrowWithTheRows(t *testing.T) {
 }
 
 func BenchmarkDivide(b *testing.B) {
-	for _, c := range []struct{ rows, width, k int }{{100000, 16, 20}, {20000, 784, 20}} {
+	for _, c := range []struct{ rows, width, k int }{{100000, 16, 20}, {20000, 784, 20}, {5000, 3072, 20}} {
 		b.Run(fmt.Sprintf("rows=%d/features=%d/k=%d", c.rows, c.width, c.k), func(b *testing.B) {
 			r := rand.New(rand.NewPCG(1, 1))
 			x := make([]float64, c.rows*c.width)

@@ -13,10 +13,11 @@ type means struct {
 	x       []float64 // rows
 	weights []float64
 	centres []float64
+	step    func(stage string, done float64) error
 }
 
-func newMeans(x []float64, p int, weight float64) *means {
-	return &means{p: p, x: x, weights: slices.Repeat([]float64{weight}, len(x)/p)}
+func newMeans(x []float64, p int, weight float64, step func(string, float64) error) *means {
+	return &means{p: p, x: x, weights: slices.Repeat([]float64{weight}, len(x)/p), step: step}
 }
 
 func (m *means) row(i int) []float64    { return m.x[i*m.p : (i+1)*m.p] }
@@ -47,9 +48,23 @@ func (m *means) nearest(row []float64) (g int, d, second float64) {
 	return g, d, second
 }
 
+// each calls f with every row's nearest centre, as nearest returns it.
+func (m *means) each(done float64, f func(i, g int, d, second float64)) error {
+	for i := range m.weights {
+		if i%1024 == 0 {
+			if err := m.step("k-means", done); err != nil {
+				return err
+			}
+		}
+		g, d, second := m.nearest(m.row(i))
+		f(i, g, d, second)
+	}
+	return nil
+}
+
 // seed chooses centres among the rows, each by the squares of distances from the ones before: k-means++ (Arthur, Vassilvitskii,
 // 2007). It chooses fewer if fewer rows differ.
-func (m *means) seed(k int, random *rand.Rand) {
+func (m *means) seed(k int, random *rand.Rand) error {
 	n := len(m.weights)
 	far := slices.Repeat([]float64{math.Inf(1)}, n)
 	next := random.IntN(n)
@@ -61,7 +76,7 @@ func (m *means) seed(k int, random *rand.Rand) {
 			sum += far[i] * m.weights[i]
 		}
 		if m.k() == k || sum == 0 {
-			return
+			return nil
 		}
 		draw := random.Float64() * sum
 		for i := range n {
@@ -72,26 +87,28 @@ func (m *means) seed(k int, random *rand.Rand) {
 				}
 			}
 		}
+		if err := m.step("centres", float64(m.k())/float64(k)); err != nil {
+			return err
+		}
 	}
 }
 
 // lloyd moves centres to the means of their rows until no row changes its centre.
-func (m *means) lloyd() {
+func (m *means) lloyd() error {
 	groups := slices.Repeat([]int{-1}, len(m.weights))
-	for range lloyds {
+	for round := range lloyds {
 		changed := false
 		sums, weights := make([]float64, len(m.centres)), make([]float64, m.k())
-		for i, w := range m.weights {
-			g, _, _ := m.nearest(m.row(i))
+		err := m.each(float64(round)/lloyds, func(i, g int, _, _ float64) {
 			changed = changed || g != groups[i]
 			groups[i] = g
-			weights[g] += w
+			weights[g] += m.weights[i]
 			for j, x := range m.row(i) {
-				sums[g*m.p+j] += w * x
+				sums[g*m.p+j] += m.weights[i] * x
 			}
-		}
-		if !changed {
-			return
+		})
+		if !changed || err != nil {
+			return err
 		}
 		for j := range sums {
 			if w := weights[j/m.p]; w > 0 {
@@ -99,46 +116,50 @@ func (m *means) lloyd() {
 			}
 		}
 	}
+	return nil
 }
 
 const (
+	lloyds   = 150 // rounds, as in the thesis
 	maxSwaps = 64
 	tried    = 32 // far rows, for each swap
 )
 
 // swap adds far rows, each with its own weight, and moves centres to some of them as long as that pays: the squares that the far
-// rows save must be more than those of the centre's rows, which go to the second nearest.
-func (m *means) swap(far [][]float64) {
+// rows save must be more than those of the centre's rows, which go to the second nearest. All centres follow then.
+func (m *means) swap(far []farRow) error {
+	before := len(m.weights)
 	for _, row := range far {
-		m.x, m.weights = append(m.x, row...), append(m.weights, 1)
+		m.x, m.weights = append(m.x, row.x...), append(m.weights, 1)
 	}
-	for range min(m.k(), maxSwaps) {
+	for n := range min(m.k(), maxSwaps) {
 		cost := make([]float64, m.k())
-		for i, w := range m.weights {
-			g, d, second := m.nearest(m.row(i))
-			cost[g] += w * (second - d)
+		err := m.each(float64(n)/maxSwaps, func(i, g int, d, second float64) {
+			if cost[g] += m.weights[i] * (second - d); i >= before {
+				far[i-before] = farRow{d, m.row(i)}
+			}
+		})
+		if err != nil {
+			return err
 		}
-		distances := make([]float64, len(far))
-		order := make([]int, len(far))
-		for i := range far {
-			_, distances[i], _ = m.nearest(far[i])
-			order[i] = i
-		}
-		slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(distances[b], distances[a]) })
-		best, most := 0, 0.0
-		for _, i := range order[:min(tried, len(order))] {
+		order := slices.Clone(far)
+		slices.SortStableFunc(order, func(a, b farRow) int { return cmp.Compare(b.distance, a.distance) })
+		var best []float64
+		most := 0.0
+		for _, row := range order[:min(tried, len(order))] {
 			gain := 0.0
-			for k := range far {
-				gain += max(0, distances[k]-distance(far[i], far[k], distances[k]))
+			for _, other := range far {
+				gain += max(0, other.distance-distance(row.x, other.x, other.distance))
 			}
 			if gain > most {
-				best, most = i, gain
+				best, most = row.x, gain
 			}
 		}
 		leaves := slices.Index(cost, slices.Min(cost))
 		if most <= cost[leaves] {
-			return
+			break
 		}
-		copy(m.centre(leaves), far[best])
+		copy(m.centre(leaves), best)
 	}
+	return m.lloyd()
 }

@@ -364,7 +364,8 @@ func TestLabelsAreReadFromLinesAndArrays(t *testing.T) {
 		err  string
 	}{
 		"lines": {lines.Bytes(), want, ""}, "array": {array.Bytes(), want, ""}, "no end": {[]byte("a\nb"), []string{"a", "b"}, ""},
-		"short": {array.Bytes()[:array.Len()-1], nil, "row 1025, column \"group\": the file ends here"}, "empty": {nil, nil, "it has no rows"},
+		"short": {array.Bytes()[:array.Len()-1], nil,
+			"row 1025, column \"group\": the file ends here"}, "empty": {nil, nil, "it has no rows"},
 		"gap": {[]byte("a\n\nb\n"), nil, `row 1, column "group": it is ""`}, "table": {ints(2, 3), nil, "one of one dimension"},
 		"long": {bytes.Repeat([]byte("x"), 1<<17), nil, "too long"}, "none": {ints(0), nil, "it has no rows"},
 	} {
