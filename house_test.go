@@ -45,7 +45,7 @@ var house = map[string][]string{
 	"service/engine": {"service/api", "service/quota", "service/rpc", "aggregate", "aggregate/lane", "chunk", "numa", "verbs"},
 	"service/job": {"service/api", "service/door", "service/engine", "service/quota", "service/rpc", "hierarchy/outer", "policy",
 		"policy/ratecontrol", "aggregate", "aggregate/optim", "chunk", "codec", "numa", "verbs"},
-	"service/observe":         {"service/api", "service/job", "service/rpc", "aggregate", "numa"},
+	"service/observe":         {"service/api", "service/job", "service/rpc", "aggregate", "chunk", "numa"},
 	"service/rpc":             {},
 	"service/api":             {},
 	"service/door":            {},

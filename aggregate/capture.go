@@ -6,22 +6,17 @@ import (
 	"fmt"
 	"iter"
 	"math"
-	"sync"
-	"unsafe"
 
-	"github.com/rackweave/rackweave/aggregate/shard"
 	"github.com/rackweave/rackweave/aggregate/store"
 	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/numa"
 )
 
 var (
-	// ErrPassed is wrapped by the error of [Job.Capture] for a step that some chunk has left behind.
-	ErrPassed = store.ErrPassed
-	// ErrReplaced is the error of a capture during which the job's state was restored.
+	// ErrPassed is wrapped by the error of [Job.Capture] for a step that some chunk has had.
+	ErrPassed = errors.New("the step has passed")
+	// ErrReplaced is wrapped by the error of a capture during which the job's state was restored.
 	ErrReplaced = store.ErrReplaced
-	// ErrCapturing is wrapped by the error of a second capture of a job at a time.
-	ErrCapturing = errors.New("another capture is under way")
 )
 
 // Capture is a copy of a job's parameters as they were after one step, which the lanes make while the workers go on.
@@ -35,151 +30,127 @@ var (
 type Capture struct {
 	Step uint32
 
-	job    *Job
-	plan   chunk.Plan
-	lanes  []*store.Capture
-	arenas []*numa.Arena
-	ended  chan error // receives the end of each lane's part
-	left   int        // parts that have not ended
-	close  func() error
+	snapshot Snapshot
+	arenas   []*numa.Arena // by lane: the copies of its chunks, in their order
+	ended    chan error    // receives the end of each lane's part
+	left     int           // parts that have not ended
 }
 
-// CaptureBytes returns the memory that a capture takes: the parameters of this aggregator's chunks in f32, and notes on them.
+// CaptureBytes returns the memory that a capture takes: the parameters of this aggregator's chunks, in f32.
 func (j *Job) CaptureBytes(plan *chunk.Plan) (bytes int64) {
-	for i := range j.shards {
-		elems, _ := plan.LaneLoad(j.firstLane + i)
-		bytes += 4*int64(elems) + captureOfChunk*int64(len(plan.LaneChunks(j.firstLane+i)))
+	for _, sh := range j.shards {
+		elems, _ := plan.LaneLoad(sh.Store.Lane)
+		bytes += 4 * int64(elems)
 	}
 	return bytes
 }
 
-const captureOfChunk = 9 // bytes
-
-// The steps between the furthest chunk and the step of a capture, whose lanes must learn of it before: the margin grows by
-// marginGrows with each attempt that comes too late.
-const (
-	firstMargin  = 2
-	marginGrows  = 4
-	captureTries = 5
-)
+// mostMargin bounds the steps from the furthest chunk's to a chosen one. Each attempt doubles them, because the workers were too
+// fast for the one before.
+const mostMargin = 256
 
 // Capture begins to capture a job's parameters, those of a plan's tensors, as they will be after a step. If the step is 0, it
-// chooses one that no chunk has had, and soon will have. It wraps [ErrPassed] if some chunk has had the step and the next one. The
-// memory, of [Job.CaptureBytes], is freed by [Capture.Close], which the caller must call, also after the job is closed.
+// chooses one that no chunk has had, and soon will have. It wraps [ErrPassed] if some chunk has had the step. The memory, of
+// [Job.CaptureBytes], is freed by [Capture.Close], which the caller must call before the next capture, also if the job is closed.
 func (j *Job) Capture(ctx context.Context, plan *chunk.Plan, step uint32) (*Capture, error) {
-	fail := func(err error) (*Capture, error) { return nil, fmt.Errorf("capture of job %q: %w", j.shared.Name, err) }
-	switch {
-	case j.config.Mode == Aggregate:
-		return fail(fmt.Errorf("%w: mode %v keeps no parameters", ErrNoSnapshot, Aggregate))
-	case plan.NumTensors() == 0:
-		return fail(fmt.Errorf("%w: it has no tensors", ErrNoSnapshot))
-	case !j.capturing.CompareAndSwap(false, true):
-		return fail(fmt.Errorf("%w: wait for its end", ErrCapturing))
-	}
-	c := &Capture{job: j, plan: *plan, ended: make(chan error, len(j.shards))}
-	c.close = sync.OnceValue(c.free)
-	for i, sh := range j.shards {
-		lane, elems := store.NewCapture(&c.plan, sh.Store.Lane, sh.Scratch.ISA, func(err error) { c.ended <- err })
-		c.lanes, c.arenas = append(c.lanes, lane), append(c.arenas, nil)
-		if elems == 0 {
-			continue
-		}
-		a, err := numa.NewArena(numa.ArenaConfig{Name: fmt.Sprintf("capture-lane%d", i), Bytes: 4 * int64(elems), Node: sh.Store.Node,
-			Private: true})
-		if err != nil {
-			return fail(errors.Join(err, c.Close()))
-		}
-		c.arenas[i], lane.Values = a, unsafe.Slice((*float32)(a.Addr()), elems)
-	}
-	if err := c.begin(ctx, step); err != nil {
-		return fail(errors.Join(err, c.Close()))
+	of := *plan
+	c := &Capture{Step: step, snapshot: Snapshot{job: j, plan: &of}}
+	if err := c.begin(ctx); err != nil {
+		return nil, fmt.Errorf("capture of job %q: %w", j.shared.Name, errors.Join(err, c.Close()))
 	}
 	return c, nil
 }
 
-// begin arms the lanes for a step, or if that is 0, for the first one that it can.
-func (c *Capture) begin(ctx context.Context, step uint32) error {
-	if step != 0 {
-		return c.arm(ctx, step)
+func (c *Capture) begin(ctx context.Context) error {
+	j := c.snapshot.job
+	if j.config.Mode == Aggregate {
+		return fmt.Errorf("%w: mode %v keeps no parameters", ErrNoSnapshot, Aggregate)
 	}
-	for margin, tries := uint32(firstMargin), 1; ; margin, tries = margin*marginGrows, tries+1 {
-		most := uint32(0)
-		if err := c.eachChunk(ctx, func(_ *shard.Shard, x *store.Chunk) { most = max(most, x.Updates) }); err != nil {
+	for i, sh := range j.shards {
+		elems, _ := c.snapshot.plan.LaneLoad(sh.Store.Lane)
+		a, err := numa.NewArena(numa.ArenaConfig{
+			Name: fmt.Sprintf("capture-lane%d", i), Bytes: max(4*int64(elems), 1), Node: sh.Store.Node, Private: true,
+		})
+		if err != nil {
 			return err
 		}
-		if err := c.arm(ctx, most+margin); tries == captureTries || !errors.Is(err, ErrPassed) {
-			return err
-		}
-		c.disarm()
+		c.arenas = append(c.arenas, a)
 	}
-}
-
-func (c *Capture) eachChunk(ctx context.Context, f func(*shard.Shard, *store.Chunk)) error {
-	return (&Snapshot{job: c.job}).eachChunk(ctx, func(sh *shard.Shard, x *store.Chunk) error { f(sh, x); return nil })
-}
-
-// arm makes every lane copy its chunks from now on, and looks for chunks that have had the step already. It returns an error if a
-// chunk has had the next one, too.
-func (c *Capture) arm(ctx context.Context, step uint32) error {
-	c.Step, c.left = step, len(c.lanes)
-	for i, sh := range c.job.shards {
-		lane := c.lanes[i]
-		// Without a deadline, because nobody could tell whether a lane runs the command after it.
-		if err := sh.Flow.Do(context.WithoutCancel(ctx), func() error { sh.Store.Arm(lane, step); return nil }); err != nil {
+	chooses, most, err := c.Step == 0, uint32(0), error(nil)
+	for margin := uint32(1); ; margin *= 2 { // the first attempt learns how far the chunks are
+		if chooses {
+			c.Step = most + margin
+		}
+		if most, err = c.arm(ctx); !chooses || margin == mostMargin || !errors.Is(err, ErrPassed) {
 			return err
 		}
 	}
-	if err := c.eachChunk(ctx, func(sh *shard.Shard, x *store.Chunk) { sh.Store.Look(x) }); err != nil {
-		return err
-	}
-	for range len(c.ended) {
-		if err := <-c.ended; err != nil {
-			return err
-		}
-		c.left--
-	}
-	return nil
 }
 
-// disarm ends the lanes' parts of a capture. A lane that has ended, or whose part of the job has, copies nothing.
-func (c *Capture) disarm() {
-	for i, sh := range c.job.shards {
-		_ = sh.Flow.Do(context.Background(), func() error { sh.Store.Disarm(c.lanes[i]); return nil })
-	}
-	for range len(c.ended) {
-		<-c.ended
-	}
-}
-
-// Wait waits until all chunks are copied. The error at the deadline names a tensor that lags.
-func (c *Capture) Wait(ctx context.Context) error {
-	for ; c.left > 0; c.left-- {
-		select {
-		case err := <-c.ended:
-			if err != nil {
-				return c.failed(err)
+// arm makes each lane copy its chunks from now on, in place of what an earlier call armed. It returns the number of updates of the
+// furthest chunk, and an error if that has had the step.
+func (c *Capture) arm(ctx context.Context) (most uint32, err error) {
+	tensor := ""
+	c.left = len(c.arenas)
+	c.ended = make(chan error, c.left)
+	for i, a := range c.arenas {
+		sh := c.snapshot.job.shards[i]
+		part := &store.Capture{Step: c.Step, ISA: sh.Scratch.ISA, Ended: c.ended}
+		err = c.snapshot.visit(ctx, i, func() error {
+			for k := range c.chunks(i) {
+				if x := &sh.Store.Chunks[k]; x.Updates > most {
+					most, tensor = x.Updates, sh.Store.Tensors[x.Tensor].Name
+				}
 			}
-		case <-c.job.Failed():
-			return c.failed(c.job.Failure().Err)
+			if most >= c.Step {
+				return fmt.Errorf("%w: tensor %q has had %d updates, and the capture is of step %d", ErrPassed, tensor, most, c.Step)
+			}
+			sh.Store.Arm(part, c.chunks(i), uint64(uintptr(a.Addr())))
+			return nil
+		})
+		if err != nil && !errors.Is(err, ErrPassed) {
+			return 0, err
+		}
+	}
+	return most, err
+}
+
+// chunks returns the number of a lane's chunks in the capture, which are its first.
+func (c *Capture) chunks(lane int) int {
+	return len(c.snapshot.plan.LaneChunks(c.snapshot.job.firstLane + lane))
+}
+
+// Wait waits until all chunks are copied. The error at the deadline names a tensor that lags. Wait may be called again after it.
+func (c *Capture) Wait(ctx context.Context) error {
+	job := c.snapshot.job
+	for c.left > 0 {
+		var err error
+		select {
+		case err = <-c.ended:
+			c.left--
+		case <-job.Failed():
+			err = job.Failure().Err
 		case <-ctx.Done():
-			return c.failed(c.late(context.Cause(ctx)))
+			err = c.late(context.Cause(ctx))
+		}
+		if err != nil {
+			return fmt.Errorf("capture of job %q after step %d: %w", job.shared.Name, c.Step, err)
 		}
 	}
 	return nil
 }
 
-func (c *Capture) failed(err error) error {
-	return fmt.Errorf("capture of job %q after step %d: %w", c.job.shared.Name, c.Step, err)
-}
-
-// late describes the chunks that have not had the step.
+// late adds to an error which chunks have not had the step.
 func (c *Capture) late(why error) error {
 	left, tensor, least := 0, "", uint32(math.MaxUint32)
-	for i, sh := range c.job.shards {
-		_ = sh.Flow.Do(context.Background(), func() error {
-			n, x := c.lanes[i].Behind(sh.Store)
-			if left += n; n > 0 && x.Updates < least {
-				tensor, least = sh.Store.Tensors[x.Tensor].Name, x.Updates
+	for i, sh := range c.snapshot.job.shards {
+		_ = c.snapshot.visit(context.Background(), i, func() error {
+			for k := range c.chunks(i) {
+				if x := &sh.Store.Chunks[k]; x.Copy != 0 {
+					if left++; x.Updates < least {
+						tensor, least = sh.Store.Tensors[x.Tensor].Name, x.Updates
+					}
+				}
 			}
 			return nil
 		})
@@ -187,17 +158,24 @@ func (c *Capture) late(why error) error {
 	if left == 0 {
 		return why
 	}
-	return fmt.Errorf("%w: %d of %d chunks have not had the step: tensor %q has had %d updates", why, left, c.plan.NumChunks(), tensor, least)
+	return fmt.Errorf("%w: %d of %d chunks have not had the step: tensor %q has had %d updates", why, left,
+		c.snapshot.plan.NumChunks(), tensor, least)
 }
 
-// Chunks returns the captured chunks of a tensor, by its number in the plan, in order: the offset of each in the tensor, in
-// elements, and its values, which are valid until Close. Chunks of other aggregators are missing.
-func (c *Capture) Chunks(tensor int) iter.Seq2[uint64, []float32] {
-	return func(yield func(uint64, []float32) bool) {
-		for id, end := c.plan.TensorChunks(tensor); id < end; id++ {
-			x := c.plan.Chunk(id)
-			lane := x.Lane - c.job.firstLane
-			if lane >= 0 && lane < len(c.lanes) && !yield(x.Offset, c.lanes[lane].Of(x.LaneIndex)) {
+// Chunks returns the captured chunks in the plan's order, each with its values in f32, which are valid until Close. Chunks of other
+// aggregators are missing.
+func (c *Capture) Chunks() iter.Seq2[chunk.Chunk, []byte] {
+	return func(yield func(chunk.Chunk, []byte) bool) {
+		next := make([]int, len(c.arenas))
+		for id := range c.snapshot.plan.NumChunks() {
+			x := c.snapshot.plan.Chunk(id)
+			lane := x.Lane - c.snapshot.job.firstLane
+			if lane < 0 || lane >= len(next) {
+				continue
+			}
+			from := next[lane]
+			next[lane] += 4 * x.Elems
+			if !yield(x, c.arenas[lane].Bytes()[from:next[lane]]) {
 				return
 			}
 		}
@@ -205,16 +183,13 @@ func (c *Capture) Chunks(tensor int) iter.Seq2[uint64, []float32] {
 }
 
 // Close ends the capture and frees its memory.
-func (c *Capture) Close() error { return c.close() }
-
-func (c *Capture) free() error {
-	c.disarm()
+func (c *Capture) Close() error {
 	var errs []error
-	for _, a := range c.arenas {
-		if a != nil {
-			errs = append(errs, a.Close())
-		}
+	for i, a := range c.arenas {
+		// Without a deadline, because the memory must not go before. A lane that has ended, or whose part of the job has, copies nothing.
+		s := c.snapshot.job.shards[i]
+		_ = s.Flow.Do(context.Background(), func() error { s.Store.Disarm(); return nil })
+		errs = append(errs, a.Close())
 	}
-	c.job.capturing.Store(false)
 	return errors.Join(errs...)
 }

@@ -40,7 +40,6 @@ type Job struct {
 	placed    []atomic.Int64   // by lane: bytes of its chunks
 	config    JobConfig
 	replacing atomic.Bool // the state was replaced in part, and the job has not made a step since
-	capturing atomic.Bool
 
 	mu     sync.Mutex
 	closed bool

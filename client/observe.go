@@ -91,19 +91,17 @@ type capture struct {
 }
 
 func (c *capture) run(ctx context.Context, o *Observer) error {
-	call, fail := context.WithCancelCause(context.WithoutCancel(ctx))
+	call, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	defer context.AfterFunc(ctx, func() { fail(ctx.Err()) })()
 	silence := time.AfterFunc(captureSilence, func() { fail(fmt.Errorf("%w: %v of silence", ErrServerLost, captureSilence)) })
 	defer silence.Stop()
 	within := o.cfg.Timeout
 	if d, ok := ctx.Deadline(); ok {
 		within = min(within, time.Until(d)*9/10) // so that the aggregator names the tensor that lags
 	}
-	r := &api.CaptureRequest{Job: o.cfg.Job, TimeoutMs: uint32(max(within.Milliseconds(), 1))}
 	var all sync.WaitGroup
-	for i, a := range o.all {
-		r.Step = c.step
+	for _, a := range o.all {
+		r := &api.CaptureRequest{Job: o.cfg.Job, Step: c.step, TimeoutMs: uint32(max(within.Milliseconds(), 1))}
 		s, err := a.RPC.Capture(call, r)
 		if err == nil && !s.Receive() {
 			err = cmp.Or(s.Err(), error(connect.NewError(connect.CodeUnavailable, io.ErrUnexpectedEOF)))
@@ -111,18 +109,13 @@ func (c *capture) run(ctx context.Context, o *Observer) error {
 		if err != nil {
 			c.passed = connect.CodeOf(err) == connect.CodeOutOfRange
 			fail(a.Classify(err))
-			if s != nil {
-				s.Close()
-			}
 			break
 		}
-		if c.step = s.Msg().Step; i == 0 {
-			if err := c.room(s.Msg().Tensors); err != nil {
-				fail(err)
-			}
+		if err := c.begin(s.Msg()); err != nil {
+			fail(err)
+			break
 		}
 		all.Go(func() {
-			defer s.Close()
 			for s.Receive() {
 				silence.Reset(captureSilence)
 				if !c.take(s.Msg()) {
@@ -144,10 +137,13 @@ func (c *capture) run(ctx context.Context, o *Observer) error {
 	return nil
 }
 
-// room makes room for tensors.
-func (c *capture) room(tensors []*api.Tensor) error {
+// begin takes an aggregator's first message, and makes room for the tensors of the first one's.
+func (c *capture) begin(m *api.CaptureResponse) error {
+	if c.step = m.Step; c.tensors != nil {
+		return nil
+	}
 	total := 0.0
-	for _, t := range tensors {
+	for _, t := range m.Tensors {
 		n := 1.0
 		for _, d := range t.Shape {
 			n *= float64(d)

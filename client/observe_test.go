@@ -247,7 +247,7 @@ func TestObserversAreToldWhyTheyCannot(t *testing.T) {
 	x := observe(t, s.URL(), "j")
 	_, _, err := x.Capture(soon)
 	if want := `tensor "layer`; !errors.Is(err, client.ErrTimeout) || !strings.Contains(err.Error(), want) ||
-		!strings.Contains(err.Error(), "after step 2") || !strings.Contains(err.Error(), "has had 0 updates") {
+		!strings.Contains(err.Error(), "after step 1") || !strings.Contains(err.Error(), "has had 0 updates") {
 		t.Errorf("a job that makes no step: error %v", err)
 	}
 	if _, _, err := observe(t, s.URL(), "sums").Capture(t.Context()); code(err) != connect.CodeInvalidArgument {

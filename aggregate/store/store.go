@@ -38,6 +38,7 @@ type Chunk struct {
 	CoreRate  float32 // the learning rate times the scale of the gradient that left the residual; 0 before the first
 	Norms     *Norms
 	Round     Round
+	Copy      uint64 // the address for its copy, in f32, that a capture awaits; 0 if it was copied
 }
 
 // Round is a chunk's last round of racks that train apart, where the next one follows from how far they have drifted.

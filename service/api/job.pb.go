@@ -3206,8 +3206,9 @@ type CaptureRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Of an observer; empty: the member's.
 	Job string `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
-	// 0: one that no chunk has had, and soon will have. One that some chunk has left behind is refused as out of range.
-	Step          uint32 `protobuf:"varint,2,opt,name=step,proto3" json:"step,omitempty"`
+	// 0: one that no chunk has had, and soon will have. One that some chunk has had is refused as out of range.
+	Step uint32 `protobuf:"varint,2,opt,name=step,proto3" json:"step,omitempty"`
+	// Of the wait for the step, and again of a slow reader of the values.
 	TimeoutMs     uint32 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

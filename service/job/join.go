@@ -285,8 +285,8 @@ func (t *Table) newJob(r *api.JoinRequest, by *Caller, policy Policy, sp Spec) (
 	}
 	hopeless, despair := context.WithCancelCause(context.Background())
 	j := &Job{
-		formation: formation{hopeless: hopeless, despair: despair},
-		Table:     t, Name: r.Job, Token: cmp.Or(policy.Token, by.Token), Policy: policy, Spec: sp, born: time.Now(),
+		formation: formation{hopeless: hopeless, despair: despair}, live: live{Capturing: make(chan struct{}, 1)},
+		Table: t, Name: r.Job, Token: cmp.Or(policy.Token, by.Token), Policy: policy, Spec: sp, born: time.Now(),
 		started: make(chan struct{}),
 		Failed:  make(chan struct{}), Ended: make(chan struct{}), Over: make(chan struct{}),
 		gatherings: map[string]*gathering{}, peer: by.Conn.Addr(),

@@ -5,13 +5,14 @@ package observe
 import (
 	"context"
 	"errors"
+	"iter"
 	"math"
 	"time"
-	"unsafe"
 
 	"connectrpc.com/connect"
 
 	"github.com/rackweave/rackweave/aggregate"
+	"github.com/rackweave/rackweave/chunk"
 	"github.com/rackweave/rackweave/numa"
 	"github.com/rackweave/rackweave/service/api"
 	"github.com/rackweave/rackweave/service/job"
@@ -27,6 +28,13 @@ const (
 	messageCopies  = 8
 	heartbeatEvery = time.Second
 	turnWithin     = 5 * time.Second
+
+	// After mostData the sender rests so many times as long as they took, within a bound: workers use the same links and processors,
+	// and an evaluation has time.
+	restTimes   = 19
+	longestRest = 50 * time.Millisecond
+	// leastRate bounds the time of a reader that has not taken the values within the timeout of the call, in bytes per second.
+	leastRate = 4 << 20
 )
 
 // Server serves observers.
@@ -54,7 +62,8 @@ func (s *Server) find(ctx context.Context, what, name string) (*job.Job, int, er
 }
 
 // Capture sends the parameters of a job as they were after a step: the step and the tensors, and once all chunks have had it, the
-// values. The wait for the step ends at the deadline of the call. Meanwhile messages without values are sent.
+// values. The wait for the step ends at the deadline of the call. Meanwhile messages without values are sent. The copy is in memory
+// until its reader has it. A reader that takes longer than as much time again must take leastRate.
 func (s *Server) Capture(ctx context.Context, r *api.CaptureRequest, stream *answer) (err error) {
 	j, _, err := s.find(ctx, "capture", r.Job)
 	if err != nil {
@@ -62,10 +71,12 @@ func (s *Server) Capture(ctx context.Context, r *api.CaptureRequest, stream *ans
 	}
 	bounded, cancel := rpc.Bounded(ctx, r.TimeoutMs)
 	defer cancel()
-	if err := turn(bounded, j); err != nil {
-		return err
+	select {
+	case j.Capturing <- struct{}{}:
+		defer func() { <-j.Capturing }()
+	case <-time.After(turnWithin): // not at once: the other may be one that its caller has abandoned
+		return rpc.Refuse(connect.CodeFailedPrecondition, "capture: job %q is captured already: wait until that ends", j.Name)
 	}
-	defer j.Capturing.Store(false)
 	c, head, err := begin(bounded, j, r.Step)
 	if err != nil {
 		return refusal(j, err)
@@ -77,21 +88,9 @@ func (s *Server) Capture(ctx context.Context, r *api.CaptureRequest, stream *ans
 	if err := await(bounded, c, stream); err != nil {
 		return refusal(j, err)
 	}
-	return send(j, c, len(head.Tensors), stream)
-}
-
-// turn waits for the end of another capture, which may be one that its caller has abandoned.
-func turn(ctx context.Context, j *job.Job) error {
-	ctx, cancel := context.WithTimeout(ctx, turnWithin)
+	reading, cancel := rpc.Bounded(ctx, r.TimeoutMs)
 	defer cancel()
-	for !j.Capturing.CompareAndSwap(false, true) {
-		select {
-		case <-ctx.Done():
-			return rpc.Refuse(connect.CodeFailedPrecondition, "capture: job %q is captured already: wait until that ends", j.Name)
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-	return nil
+	return send(reading, j, c.Chunks(), stream.Send)
 }
 
 // begin begins a capture, and returns the first message of the answer.
@@ -104,6 +103,9 @@ func begin(ctx context.Context, j *job.Job, step uint32) (*aggregate.Capture, *a
 	}
 	defer release()
 	head, plan := &api.CaptureResponse{}, j.Model.Plan
+	if plan.NumTensors() == 0 {
+		return nil, nil, rpc.Refuse(connect.CodeFailedPrecondition, "capture: job %q has no tensors yet", j.Name)
+	}
 	cost := j.Agg.CaptureBytes(plan) + messageCopies*mostData
 	for i, shape := range j.Model.Shapes {
 		t := plan.Tensor(i)
@@ -123,64 +125,67 @@ func begin(ctx context.Context, j *job.Job, step uint32) (*aggregate.Capture, *a
 
 // await waits for a capture, and tells the caller so every second.
 func await(ctx context.Context, c *aggregate.Capture, stream *answer) error {
-	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan error, 1)
-	go func() { ended <- c.Wait(ctx) }()
-	heartbeat := time.NewTicker(heartbeatEvery)
-	defer heartbeat.Stop()
 	for {
-		select {
-		case err := <-ended:
-			cancel()
+		tick, cancel := context.WithTimeout(ctx, heartbeatEvery)
+		err := c.Wait(tick)
+		cancel()
+		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
 			return err
-		case <-heartbeat.C:
-			if err := stream.Send(&api.CaptureResponse{}); err != nil {
-				cancel()
-				<-ended
-				return err
-			}
+		}
+		if err := stream.Send(&api.CaptureResponse{}); err != nil {
+			return err
 		}
 	}
 }
 
-// send sends the values of the tensors, and no more once the job's account is closed.
-func send(j *job.Job, c *aggregate.Capture, tensors int, stream *answer) error {
-	m := &api.CaptureResponse{Data: make([]byte, 0, mostData)}
+// send sends the values of the tensors, and no more once the job's account is closed, or after the deadline to a slow reader.
+func send(ctx context.Context, j *job.Job, chunks iter.Seq2[chunk.Chunk, []byte], send func(*api.CaptureResponse) error) error {
+	m, began, sent := &api.CaptureResponse{Data: make([]byte, 0, mostData)}, time.Now(), 0
+	unrested, spent := 0, time.Duration(0)
 	flush := func() error {
+		at := time.Now()
+		took := at.Sub(began)
 		select {
 		case <-j.Over:
 			return rpc.Refuse(connect.CodeNotFound, "capture: job %q has ended", j.Name)
+		case <-ctx.Done():
+			if float64(sent) < leastRate*took.Seconds() {
+				return rpc.Refuse(connect.CodeDeadlineExceeded, "capture of job %q: its reader took %d bytes in %v: read %d bytes/s, or give a "+
+					"longer timeout", j.Name, sent, took.Round(time.Millisecond), leastRate)
+			}
 		default:
 		}
-		if len(m.Data) == 0 {
-			return nil
+		if err := send(m); err != nil {
+			return err
 		}
-		return stream.Send(m)
+		sent, unrested, spent = sent+len(m.Data), unrested+len(m.Data), spent+time.Since(at)
+		if unrested >= mostData {
+			time.Sleep(min(restTimes*spent, longestRest))
+			unrested, spent = 0, 0
+		}
+		return nil
 	}
-	for t := range tensors {
-		for offset, values := range c.Chunks(t) {
-			for len(values) > 0 {
-				if len(m.Data) == mostData || m.Tensor != uint32(t) || m.Offset+uint64(len(m.Data)/4) != offset {
-					if err := flush(); err != nil {
-						return err
-					}
-					m.Tensor, m.Offset, m.Data = uint32(t), offset, m.Data[:0]
-				}
-				n := min(len(values), (mostData-len(m.Data))/4)
-				m.Data = append(m.Data, unsafe.Slice((*byte)(unsafe.Pointer(&values[0])), 4*n)...) // a little-endian processor's
-				values, offset = values[n:], offset+uint64(n)
+	for x, values := range chunks {
+		if m.Tensor != uint32(x.Tensor) || m.Offset+uint64(len(m.Data)/4) != x.Offset || len(m.Data)+len(values) > mostData {
+			if err := flush(); err != nil {
+				return err
 			}
+			m.Tensor, m.Offset, m.Data = uint32(x.Tensor), x.Offset, m.Data[:0]
 		}
+		m.Data = append(m.Data, values...)
 	}
 	return flush()
 }
 
+// codes are those of errors of captures. connect knows those of contexts.
+var codes = map[error]connect.Code{
+	aggregate.ErrPassed: connect.CodeOutOfRange, aggregate.ErrReplaced: connect.CodeFailedPrecondition,
+	aggregate.ErrNoSnapshot: connect.CodeInvalidArgument, numa.ErrNoMemory: connect.CodeResourceExhausted,
+}
+
 // refusal gives the error of a capture a code.
 func refusal(j *job.Job, err error) error {
-	code := connect.CodeInternal
 	switch {
-	case errors.As(err, new(*connect.Error)):
-		return err
 	case errors.Is(err, aggregate.ErrClosed):
 		return rpc.Refuse(connect.CodeNotFound, "capture: job %q has ended", j.Name)
 	case j.Agg.Failure() != nil:
@@ -188,22 +193,15 @@ func refusal(j *job.Job, err error) error {
 		case <-j.Failed:
 			return j.FailureError()
 		case <-time.After(2 * job.ReasonWait):
-			code = connect.CodeAborted
+			return connect.NewError(connect.CodeAborted, err)
 		}
-	case errors.Is(err, aggregate.ErrPassed):
-		code = connect.CodeOutOfRange
-	case errors.Is(err, aggregate.ErrNoSnapshot) && j.Spec.Mode == aggregate.Aggregate:
-		code = connect.CodeInvalidArgument
-	case errors.Is(err, aggregate.ErrNoSnapshot), errors.Is(err, aggregate.ErrCapturing), errors.Is(err, aggregate.ErrReplaced):
-		code = connect.CodeFailedPrecondition
-	case errors.Is(err, numa.ErrNoMemory):
-		code = connect.CodeResourceExhausted
-	case errors.Is(err, context.DeadlineExceeded):
-		code = connect.CodeDeadlineExceeded
-	case errors.Is(err, context.Canceled):
-		code = connect.CodeCanceled
 	}
-	return connect.NewError(code, err)
+	for is, code := range codes {
+		if errors.Is(err, is) {
+			return connect.NewError(code, err)
+		}
+	}
+	return err
 }
 
 // Report tells the job's policy of a loss, and the service that deals its rows of the groups' losses.
