@@ -33,19 +33,35 @@ def evaluate(
     ca: Optional[str] = None,
     timeout: Optional[float] = None,
 ) -> int:
-    """Evaluates a running job until it ends, and returns how often.
+    """Evaluates a running job until it ends, and returns how often. Run it in a process of its own, beside the workers.
 
-    It needs no rank and stops no worker. Each time it takes the parameters as they were after one step of all tensors, calls
-    function(step, parameters), and reports the loss that it returns, or a dict with "loss", and with "groups": a loss for each
-    group of the training set, 0 for one that was not evaluated. It reports nothing where function returns None. parameters has
-    arrays by the names of the tensors: of numpy, or where that is missing memoryviews. They live at the aggregator if the
-    optimizer does: rackweave.torch.attach(fused=True), MXNet's Trainer and Module, sessions of mode eager, two-phase or stream.
+    It needs no rank and stops no worker. Again and again it takes the parameters as they were after one step, the same bits as of a
+    run that stops there, calls function(step, parameters), and reports what that returns:
+
+    - a number: the validation loss, for the job's policy.
+    - a dict of that as "loss", and of "groups": a loss for each group of the training set's manifest, in its order, 0 for one that
+      was not evaluated. Sets that were opened with favour take more rows of groups with high losses.
+    - None: nothing is reported.
+
+    parameters has an array of numpy in f32 (without numpy a memoryview) for the name of each tensor that the workers registered: a
+    torch model's as in its state_dict, without its buffers; MXNet's keys. function may keep and change them.
+
+    The parameters must lie at the aggregator, as with rackweave.torch.attach(fused=True), MXNet's Trainer and Module, and sessions
+    of all modes but aggregate. Each tensor must be pushed in each step: one that is left out holds an evaluation up until the
+    timeout.
 
     Args:
-        every, steps: at least so many seconds, and so many steps, lie between two evaluations.
-        address, job, token, ca, timeout: as of rackweave.init. timeout also bounds the wait for the job to begin, and for a step.
+        every: seconds from the beginning of an evaluation to that of the next, at least.
+        steps: at least so many steps after the last evaluation's is the next one's.
+        address, job, token, ca: as of rackweave.init: by default what RACKWEAVE_ADDR, RACKWEAVE_JOB and so on say. Of a job that is
+            spread over several aggregators all addresses, with commas between them; of one over several racks any rack's.
+        timeout: seconds of the wait for the job to begin, and for each step.
 
-    Raises JobFailedError if the job fails, WaitTimeoutError if it makes no step in time, and whatever function raises.
+    Raises:
+        JobFailedError: the job failed.
+        WaitTimeoutError: it made no step in time; names a tensor that lags.
+        RefusedError: no job of this name and token began in time, or it keeps no parameters.
+        Whatever function raises ends the evaluation, and not the job.
     """
     s = _settings.read(address=address, job=job, rank=0, world_size=1, token=token, ca=ca, timeout=timeout)
     controls = [Control(a, s.ca, s.token, s.insecure) for a in s.address.split(",")]
