@@ -75,7 +75,7 @@ func (o *Observer) Capture(ctx context.Context) (step uint32, tensors []Captured
 		if err == nil {
 			return c.step, c.tensors, nil
 		}
-		if !c.passed || try == captureTries {
+		if try == captureTries || connect.CodeOf(err) != connect.CodeOutOfRange {
 			return 0, nil, fmt.Errorf("capture of job %q: %w", o.cfg.Job, err)
 		}
 		step = c.step + ahead
@@ -85,7 +85,6 @@ func (o *Observer) Capture(ctx context.Context) (step uint32, tensors []Captured
 // capture is a capture of one step at all aggregators.
 type capture struct {
 	step    uint32 // if 0, the first aggregator chooses it
-	passed  bool   // some aggregator has passed it
 	tensors []Captured
 	missing atomic.Int64 // elements that have not come
 }
@@ -107,7 +106,6 @@ func (c *capture) run(ctx context.Context, o *Observer) error {
 			err = cmp.Or(s.Err(), error(connect.NewError(connect.CodeUnavailable, io.ErrUnexpectedEOF)))
 		}
 		if err != nil {
-			c.passed = connect.CodeOf(err) == connect.CodeOutOfRange
 			fail(a.Classify(err))
 			break
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -13,7 +14,8 @@ import (
 )
 
 // BenchmarkStepsWhileCaptured compares the median time of a worker's step in blocks without an observer and in blocks in which one
-// captures without a pause, in alternation. Workers compute for a while in each step, or not at all. All of it shares this machine.
+// captures without a pause, in alternation. Workers compute for a while in each step, or not at all. All of it shares this machine:
+// us-cpu/capture is what a capture takes of its processors, the observer's part included.
 func BenchmarkStepsWhileCaptured(b *testing.B) {
 	const tensors, elems, workers, block = 16, 1 << 18, 2, 40
 	for _, compute := range []time.Duration{0, 20 * time.Millisecond, 100 * time.Millisecond} {
@@ -56,16 +58,25 @@ func BenchmarkStepsWhileCaptured(b *testing.B) {
 				slices.Sort(took)
 				return took[len(took)/2]
 			}
+			spent := func() time.Duration {
+				var u syscall.Rusage
+				if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+					b.Fatal(err)
+				}
+				return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+			}
 			o, err := client.Observe(client.Config{Server: s.URL(), Job: "bench", Token: "secret"})
 			if err != nil {
 				b.Fatal(err)
 			}
 			defer o.Close()
 			var alone, observed []time.Duration
-			captures := 0
+			captures, cost := 0, time.Duration(0)
 			steps()
 			for b.Loop() {
+				cost += spent()
 				alone = append(alone, steps())
+				cost -= 2 * spent()
 				ctx, cancel := context.WithCancel(context.Background())
 				done := make(chan struct{})
 				go func() {
@@ -80,6 +91,7 @@ func BenchmarkStepsWhileCaptured(b *testing.B) {
 				observed = append(observed, steps())
 				cancel()
 				<-done
+				cost += spent()
 			}
 			slices.Sort(alone)
 			slices.Sort(observed)
@@ -87,6 +99,7 @@ func BenchmarkStepsWhileCaptured(b *testing.B) {
 			b.ReportMetric(float64(a.Microseconds()), "us/alone")
 			b.ReportMetric(float64(c.Microseconds()), "us/observed")
 			b.ReportMetric(float64(c)/float64(a), "ratio")
+			b.ReportMetric(float64(cost.Microseconds())/float64(max(captures, 1)), "us-cpu/capture")
 			b.ReportMetric(float64(captures)/float64(len(observed)*block), "captures/step")
 		})
 	}

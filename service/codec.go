@@ -26,15 +26,15 @@ const (
 
 // codecs decode what costs no more than it may. They count before they decode.
 var codecs = []connect.HandlerOption{
-	connect.WithCodec(codec{"proto", proto.Marshal, proto.Unmarshal, protoCost}),
-	connect.WithCodec(codec{"json", protojson.Marshal, fromJSON, jsonCost}),
-	connect.WithCodec(codec{"json; charset=utf-8", protojson.Marshal, fromJSON, jsonCost}),
+	connect.WithCodec(codec{"proto", proto.MarshalOptions{}.MarshalAppend, proto.Unmarshal, protoCost}),
+	connect.WithCodec(codec{"json", protojson.MarshalOptions{}.MarshalAppend, fromJSON, jsonCost}),
+	connect.WithCodec(codec{"json; charset=utf-8", protojson.MarshalOptions{}.MarshalAppend, fromJSON, jsonCost}),
 	connect.WithCompression("gzip", nil, nil), // neither inflated nor deflated: requests are small, and payloads do not travel here
 }
 
 type codec struct {
 	name      string
-	marshal   func(proto.Message) ([]byte, error)
+	marshal   func([]byte, proto.Message) ([]byte, error) // appends
 	unmarshal func([]byte, proto.Message) error
 	cost      func([]byte, protoreflect.MessageDescriptor) (int, error)
 }
@@ -46,7 +46,12 @@ func (c codec) Name() string { return c.name }
 func (c codec) IsBinary() bool { return c.name == "proto" }
 
 // Marshal implements connect.Codec.
-func (c codec) Marshal(message any) ([]byte, error) { return c.marshal(message.(proto.Message)) }
+func (c codec) Marshal(message any) ([]byte, error) { return c.MarshalAppend(nil, message) }
+
+// MarshalAppend lets connect use its buffers again.
+func (c codec) MarshalAppend(to []byte, message any) ([]byte, error) {
+	return c.marshal(to, message.(proto.Message))
+}
 
 // MarshalStable is for the requests that connect takes out of URLs.
 func (c codec) MarshalStable(message any) ([]byte, error) { return c.Marshal(message) }

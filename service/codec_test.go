@@ -15,8 +15,8 @@ import (
 )
 
 var decoders = map[string]codec{
-	"proto": {"proto", proto.Marshal, proto.Unmarshal, protoCost},
-	"json":  {"json", protojson.Marshal, fromJSON, jsonCost},
+	"proto": {"proto", proto.MarshalOptions{}.MarshalAppend, proto.Unmarshal, protoCost},
+	"json":  {"json", protojson.MarshalOptions{}.MarshalAppend, fromJSON, jsonCost},
 }
 
 func TestAModelOfManyTensorsIsDecoded(t *testing.T) {

@@ -47,7 +47,7 @@ func (a *Access) HTTP() (*http.Client, error) {
 	}
 	t := &http.Transport{
 		DialContext: dialer.DialContext, TLSHandshakeTimeout: 5 * time.Second, Protocols: new(http.Protocols),
-		HTTP2: &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: 8 * time.Second},
+		HTTP2: &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: 8 * time.Second, MaxReadFrameSize: 256 << 10},
 	}
 	if a.socket != "" {
 		t.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {

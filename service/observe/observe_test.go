@@ -55,7 +55,7 @@ func sent(t *testing.T, tensors int, take func(m *api.CaptureResponse) error, ov
 	return all, time.Since(began), err
 }
 
-func TestASenderRestsBetweenMessagesAndASlowReaderMeetsADeadline(t *testing.T) {
+func TestACaptureIsSentWithRestsAndASlowReaderMeetsADeadline(t *testing.T) {
 	gone := errors.New("gone")
 	after := func(d time.Duration) func(*api.CaptureResponse) error {
 		return func(*api.CaptureResponse) error { time.Sleep(d); return nil }
