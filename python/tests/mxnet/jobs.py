@@ -14,7 +14,6 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "python" / "tests"))
 import rack  # noqa: E402
 
-RACKWEAVE = ROOT / "bin" / "rackweave"
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 DEADLINE = 240.0
 
@@ -34,60 +33,55 @@ class JobFailed(Exception):
     """A job ended otherwise than with 0, or did not end."""
 
 
-def rackweave(workers, program, *arguments, deadline=DEADLINE, check=True, server=None, **env):
-    """Runs a program's workers by RackWeave and returns what they printed, each line after its rank."""
-    at = ["--server", server] if server else []
-    command = [RACKWEAVE, "run", "-n", str(workers), *at, "--", sys.executable, PROGRAMS / program, *arguments]
-    with tempfile.TemporaryFile("w+") as output:
-        job = subprocess.Popen([str(c) for c in command], env=environment(**env), stdout=output, stderr=subprocess.STDOUT)
-        status = _wait(job, deadline)
-        output.seek(0)
-        printed = output.read()
-    if check and status != 0:
-        raise JobFailed(f"{program}: status {status}\n{printed[-6000:]}")
+def rackweave(workers, program, *arguments, check=True, server=None, **env):
+    """Runs a program's workers as forks of one process, and returns what they printed, each line after its rank."""
+    with contextlib.ExitStack() as stack:
+        server = server or stack.enter_context(aggregators(1))
+        place = {"RACKWEAVE_ADDR": server, "RACKWEAVE_JOB": program, "RACKWEAVE_WORLD_SIZE": str(workers), **env}
+        places = [{**place, "RACKWEAVE_RANK": str(rank)} for rank in range(workers)]
+        statuses, outputs = _forked(program, arguments, places)
+    printed = "".join(f"[{rank}] {line}\n" for rank, output in enumerate(outputs) for line in output.splitlines())
+    if check and any(statuses):
+        raise JobFailed(f"{program}: statuses {statuses}\n{printed[-6000:]}")
     return printed
 
 
 @contextlib.contextmanager
 def aggregators(n):
     """Runs aggregators that know nothing of each other, and yields what workers are told of them."""
-    command = [str(RACKWEAVE), "serve", "--listen", "127.0.0.1:0", "--unpinned", "--until-eof", "--cores", "2"]
-    running = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(n)]
-    try:
-        yield ",".join(p.stdout.readline().strip() for p in running)
-    finally:
-        for p in running:
-            p.stdin.close()
-            _wait(p, 20)
-            p.stdout.close()
+    with contextlib.ExitStack() as stack:
+        yield ",".join(stack.enter_context(rack.Aggregator("--cores", "2")).address for _ in range(n))
 
 
-def native(workers, program, *arguments, servers=1, deadline=DEADLINE, **env):
+def native(workers, program, *arguments, servers=1, **env):
     """Runs a program's workers by MXNet's dist_sync on this host, with its scheduler and servers, as forks of one process."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     common = dict(DMLC_PS_ROOT_URI="127.0.0.1", DMLC_PS_ROOT_PORT=str(port), DMLC_NODE_HOST="127.0.0.1",
                   DMLC_NUM_SERVER=str(servers), DMLC_NUM_WORKER=str(workers), **env)
+    roles = ["scheduler", *["server"] * servers, *["worker"] * workers]
+    statuses, outputs = _forked(program, arguments, [dict(common, DMLC_ROLE=role) for role in roles])
+    if any(statuses):
+        raise JobFailed(f"native {program}: statuses {statuses}\n{''.join(outputs)[-6000:]}")
+
+
+def _forked(program, arguments, places):
+    """Runs a program once for each environment, and returns the exit statuses and what was printed. Workers come last."""
     task = ["program", str(PROGRAMS / program), *map(str, arguments)]
     forker = rack.Forker.of("mxnet")
-    with tempfile.NamedTemporaryFile("r+") as output:
-        def start(role):
-            return forker.fork(task, environment(DMLC_ROLE=role, **common), output.name)
-
-        processes = [start("scheduler")] + [start("server") for _ in range(servers)] + [start("worker") for _ in range(workers)]
-        until = time.monotonic() + deadline
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder) / str(i) for i in range(len(places))]
+        processes = [forker.fork(task, environment(**place), str(output)) for place, output in zip(places, outputs)]
+        until = time.monotonic() + DEADLINE
         try:
-            statuses = [_wait(p, until - time.monotonic()) for p in reversed(processes)]  # the workers first
+            statuses = [_wait(p, until - time.monotonic()) for p in reversed(processes)]
         finally:
             for p in processes:
                 if p.poll() is None:
                     p.kill()
                     p.wait()
-        printed = output.read()
-    if any(statuses):
-        raise JobFailed(f"native {program}: statuses {statuses}\n{printed[-6000:]}")
-    return printed
+        return statuses[::-1], [output.read_text(errors="replace") for output in outputs]
 
 
 def _wait(process, seconds):

@@ -1,6 +1,7 @@
 """What goes wrong at one rank is an exception at every rank, in time, that says what to do."""
 
 import contextlib
+import itertools
 import os
 import sys
 import types
@@ -13,9 +14,10 @@ import rack  # noqa: E402
 
 PATHS = [os.path.join(rack.ROOT, "python", "src"), os.path.dirname(HERE), os.path.join(HERE, "programs")]
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(PATHS)}
+NUMBERS = itertools.count()  # of jobs
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def aggregator():
     with rack.Aggregator() as a:
         yield a
@@ -23,8 +25,8 @@ def aggregator():
 
 def workers(name, address, *args, n=2, module="faults", **env):
     """Starts processes that run a function of a module of programs, which only they import."""
-    function = types.SimpleNamespace(__module__=module, __name__=name)
-    return rack.Workers(function, n, address, args, {**ENVIRONMENT, **env}, "mxnet")
+    function, job = types.SimpleNamespace(__module__=module, __name__=name), f"{name}-{next(NUMBERS)}"
+    return rack.Workers(function, n, address, args, {**ENVIRONMENT, "RACKWEAVE_JOB": job, **env}, "mxnet")
 
 
 def failures(job):
@@ -54,14 +56,15 @@ def test_a_program_that_ends_without_its_last_result_says_so(aggregator):
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["killed", "restarted"])
-def test_an_aggregator_that_is_gone_is_told_of(aggregator, restarted):
-    job = workers("goes_on", aggregator.address)
-    for rank in range(2):
-        job.wait_for(rank, "under way")
-    aggregator.kill()
-    with rack.Aggregator("--listen", aggregator.address.partition("//")[2]) if restarted else contextlib.nullcontext():
-        for error in failures(job):
-            assert "aggregator" in error, error
+def test_an_aggregator_that_is_gone_is_told_of(restarted):
+    with rack.Aggregator() as gone:
+        job = workers("goes_on", gone.address)
+        for rank in range(2):
+            job.wait_for(rank, "under way")
+        gone.kill()
+        with rack.Aggregator("--listen", gone.address.partition("//")[2]) if restarted else contextlib.nullcontext():
+            for error in failures(job):
+                assert "aggregator" in error, error
 
 
 def test_a_nan_is_refused_by_tensor_and_rank(aggregator):
