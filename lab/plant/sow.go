@@ -72,7 +72,11 @@ func sowC(name, text string, seeds []seed) (*sown, error) {
 		}
 		text = strings.Replace(text, s.Old, strings.ReplaceAll(s.New, "PLANTED", fmt.Sprintf("(planted() == %d)", s.number)), 1)
 	}
-	const function = "#include <stdlib.h>\nstatic int planted(void) { const char *s = getenv(%q); return s ? atoi(s) : 0; }\n"
+	const function = `#include <stdlib.h>
+static int planted_bug;
+__attribute__((constructor)) static void activate(void) { const char *s = getenv(%q); planted_bug = s ? atoi(s) : 0; }
+static int planted(void) { return planted_bug; }
+`
 	return &sown{text: fmt.Sprintf(function, variable) + text}, nil
 }
 
