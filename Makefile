@@ -25,6 +25,7 @@ chosen = $(if $(ONLY),$(filter $(ONLY),$(1)),$(filter-out $(BUT),$(1)))
 SANITIZED := ./cgo/... ./verbs/... ./aggregate
 UBSAN := -fsanitize=undefined -fno-sanitize-recover=all
 # What C reads and writes is always checked, in Go's memory too. What Go does is checked where it reaches C's memory by address.
+# With more debugging information than lines (-g1) kernels take half as long again to compile.
 ASAN := -asan -gcflags=all=-asan=0 $(foreach p,cgo/... verbs/... numa/... aggregate,-gcflags=$(MODULE)/$(p)=)
 
 SEEDS ?= 2000
@@ -69,6 +70,7 @@ test:
 test-long: build lib
 	@scripts/need.sh $(TEST_PACKAGES)
 	RACKWEAVE_LONG=1 $(GO_TEST) -v -p 1 $$(grep -rl --include='*_test.go' RACKWEAVE_LONG . | xargs -r -n1 dirname | sort -u)
+	$(MAKE) test-race RACED="$(RACED_LONG)"
 	RACKWEAVE_LONG=1 $(MAKE) test-python-package test-python-wheel test-trixie
 	scripts/fuzz.sh 20000
 
@@ -86,21 +88,23 @@ test-packages:
 	@scripts/need.sh $(BUILD_PACKAGES)
 	$(GO_TEST) -p $(ABREAST) $(call chosen,$(filter-out %/rackweave/lab,$(BUT_PURE)))
 
-# Without the house, include and lab/study/paper, which have no goroutines, lab/simrack, whose schedules run in one each,
-# cgo/kernel, whose goroutines share memory in C alone, of which the detector sees nothing, packages that drive programs, which they
-# build without the detector, and packages with etcd, which takes a minute to build with it.
-UNRACED := $(MODULE) %/include %/lab/attacks %/lab/simrack %/cmd/rackweave %/cmd/rackweave-etcd \
-	%/service/etcd/server %/service/membership %/cgo/kernel %/lab/study/paper
+# Without packages whose tests have no goroutines, cgo/kernel and cgo/monitor, whose goroutines share memory in C alone, of which the
+# detector sees nothing, packages that drive programs, which they build without it, and packages with etcd's server or gonum, which
+# take a minute to build with it. Benchmarks run what others race already, and have their turn in test-long.
+UNRACED := $(MODULE) $(MODULE)/bench% $(MODULE)/doctor $(MODULE)/lab/% $(MODULE)/cmd/% %/include %/cgo/kernel %/cgo/monitor \
+	%/service/api %/service/api/apiconnect %/service/checkpoint/format %/service/etcd/server %/service/membership
+RACED_LONG := $(addprefix $(MODULE)/,bench bench/internal/command bench/roofline bench/study/learn lab/racks)
 RACED = $(call chosen,$(filter-out $(UNRACED),$(BUT_PURE)))
 
-# The detector prints a race when it sees it. By default every process then waits a second more at its end.
+# The detector prints a race when it sees it. By default every process then waits a second more at its end. C, of which it sees
+# nothing, needs no debugging information.
 test-race:
 	@scripts/need.sh $(BUILD_PACKAGES)
-	GORACE=atexit_sleep_ms=10 $(GO_TEST) -race -short $(RACED)
+	CGO_CFLAGS=-O2 GORACE=atexit_sleep_ms=10 $(GO_TEST) -race -short $(RACED)
 
 test-sanitized:
 	@scripts/need.sh $(BUILD_PACKAGES)
-	CGO_CFLAGS="-g -O1 $(UBSAN)" CGO_LDFLAGS="$(UBSAN)" $(GO_TEST) $(ASAN) -short $(call chosen,$(shell $(GO) list $(SANITIZED)))
+	CGO_CFLAGS="-g1 -O1 $(UBSAN)" CGO_LDFLAGS="$(UBSAN)" $(GO_TEST) $(ASAN) -short $(call chosen,$(shell $(GO) list $(SANITIZED)))
 
 # The Python package, with the library and the aggregator of this tree, in parts that can run side by side.
 test-python: test-python-package test-python-mxnet test-python-wheel
