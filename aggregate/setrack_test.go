@@ -200,7 +200,7 @@ func (s *setRack) until(speeds []float64, done func() bool) {
 // parameters reads the parameters after every update is made.
 func (s *setRack) parameters() [][]float32 {
 	s.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; {
+	for deadline := time.Now().Add(2 * time.Minute); ; {
 		out, err := s.read()
 		if err == nil {
 			return out

@@ -20,10 +20,10 @@ import (
 )
 
 // promptly is how soon after a death everybody should have noticed: a second, and slack for a machine with other work.
-const promptly = 5 * time.Second
+const promptly = 30 * time.Second
 
 // patience is how long a test waits for what may take failGrace, on a machine where nothing runs when it should.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // needsProcesses leaves out a test of what happens to processes, which a detector does not see and makes slow to start.
 func needsProcesses(t *testing.T) {
@@ -38,7 +38,7 @@ func needsProcesses(t *testing.T) {
 func running(t *testing.T, s Spec) (*api.JobStatus, <-chan error) {
 	t.Helper()
 	needsProcesses(t)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	t.Cleanup(cancel)
 	s.Iters, s.Verify = maxIters, false
 	r := testRunner(t)

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/rackweave/rackweave/bench/models"
 	"github.com/rackweave/rackweave/chunk"
@@ -41,7 +40,7 @@ func afterTwoSteps(t *testing.T, s Spec) (*api.JobStatus, uint64) {
 	if err := s.Check(); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	defer cancel()
 	r := testRunner(t)
 	r.Serve = append(r.Serve, "--cores", "1", "--unpinned")

@@ -195,7 +195,7 @@ func TestLanesFailOverWhenALinkGoesDownAndReturnWithIt(t *testing.T) {
 
 func TestWithoutAnotherPathALinkMayBeDownForTheLinkTimeout(t *testing.T) {
 	t.Parallel()
-	r := newLinkRig(t, 1, 1, 2, 2*time.Second)
+	r := newLinkRig(t, 1, 1, 2, promptly)
 	r.exchange(atLeast(1))
 	time.AfterFunc(5*time.Millisecond, func() { r.link(false, "worker.0", 0) })
 	time.AfterFunc(time.Second, func() { r.link(true, "worker.0", 0) })

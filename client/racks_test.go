@@ -349,7 +349,7 @@ func giveUpWhileTheJobBegins(t *testing.T, who int, want string) {
 
 func TestARackThatDoesNotComeIsNamed(t *testing.T) {
 	services := serveRacks(t, 2, nil)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), deadline)
 	defer cancel()
 	_, err := client.Join(ctx, client.Config{Server: services[0].URL(), Job: "j", Rank: 0, Workers: 2, Provider: verbs.ProviderTCP,
 		Timeout: 300 * time.Millisecond})

@@ -34,7 +34,7 @@ func wholeGradient(rank int, step uint64) []float32 {
 
 // trainPaced makes a worker's steps in mode stream.
 func trainPaced(r *racktest.Rack, w *racktest.Worker) error {
-	const timeout = 60 * time.Second
+	const timeout = 3 * time.Minute
 	for step := uint64(0); step < pacedSteps; {
 		copy(w.SrcF32(0), wholeGradient(w.Rank, step))
 		if err := w.Run(timeout, w.Op(chunk.OpPushPull, 0, 0)); err != nil {
@@ -104,7 +104,7 @@ func replayPaced(t *testing.T, nics []*verbs.Device, workers [][]*verbs.Device, 
 
 // parametersOf reads the parameters once every update is made.
 func parametersOf(r *racktest.Rack) ([]float32, error) {
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Millisecond) {
 		s, err := r.Job.Snapshot(context.Background(), r.Plan)
 		if errors.Is(err, aggregate.ErrNotQuiet) && time.Now().Before(deadline) {
 			continue

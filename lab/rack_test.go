@@ -19,7 +19,7 @@ func writeBandwidth(t *testing.T, server, client *Guest, flags string) float64 {
 		// The client is refused at once until the server listens.
 		var err error
 		out, err = client.Run(within(t, patience), fmt.Sprintf(
-			"for i in $(seq 50); do ib_write_bw %s %s 2>&1 | tee /tmp/bw; grep -q 'connect to' /tmp/bw || exit 0; sleep 0.2; done; exit 1",
+			"for i in $(seq 500); do ib_write_bw %s %s 2>&1 | tee /tmp/bw; grep -q 'connect to' /tmp/bw || exit 0; sleep 0.2; done; exit 1",
 			flags, server.Addr(0)))
 		if err != nil {
 			t.Fatalf("%v\n%s", err, out)

@@ -89,8 +89,8 @@ func (v *tenant) besides(t *testing.T, least int, f func(t *testing.T)) (longest
 func TestIBVTenants(t *testing.T) {
 	const (
 		elems, least = 20_000, 10
-		slower       = 10              // times as long as alone an exchange may take
-		stalled      = 5 * time.Second // but this is a stall on no machine
+		slower       = 10          // times as long as alone an exchange may take
+		stalled      = time.Minute // but this is a stall on no machine
 	)
 	nic := devices(t, 1)[0]
 	victim := openTenant(t, nic, "victim", nil, elems)
@@ -149,7 +149,7 @@ func tryKeys(t *testing.T, nic *verbs.Device, victim *tenant) {
 			if f := rogue.Job.Failure(); f.Rank != w.Rank {
 				t.Errorf("%s: the job failed for rank %d, not for the peer, %d: %v", c.name, f.Rank, w.Rank, f.Err)
 			}
-		case <-time.After(20 * time.Second):
+		case <-time.After(2 * time.Minute):
 			t.Errorf("%s: the job goes on", c.name)
 		}
 	}
@@ -198,12 +198,12 @@ func flood(t *testing.T, nic *verbs.Device, victim *tenant, least int) {
 	rogue := openTenant(t, nic, "flood", victim.Engine, 16*len(victim.want))
 	before := victim.Job.WorkerCounters()[0].Chunks
 	rogue.besides(t, 1, func(t *testing.T) {
-		for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		for end := time.Now().Add(5 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 			if n := victim.Job.WorkerCounters()[0].Chunks - before; n >= uint64(least*victim.Plan.NumChunks()) {
 				return
 			}
 			if time.Now().After(end) {
-				t.Fatalf("the job beside it has not made %d exchanges in a minute", least)
+				t.Fatalf("the job beside it has not made %d exchanges in 5 minutes", least)
 			}
 		}
 	})

@@ -47,7 +47,7 @@ func (s *plug) send(to byte, payload string) {
 
 func (s *plug) want(payload string) {
 	s.t.Helper()
-	s.conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	s.conn.SetReadDeadline(time.Now().Add(2 * time.Minute))
 	var n uint32
 	if err := binary.Read(s.r, binary.BigEndian, &n); err != nil {
 		s.t.Fatal(err)
@@ -119,7 +119,7 @@ func TestWireDropsAStationThatBreaksTheFraming(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := plugIn(t, NewWire(), 1)
 			s.conn.Write(binary.BigEndian.AppendUint32(nil, length))
-			s.conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+			s.conn.SetReadDeadline(time.Now().Add(2 * time.Minute))
 			if _, err := s.r.ReadByte(); err != io.EOF {
 				t.Errorf("got %v, want %v", err, io.EOF)
 			}

@@ -17,7 +17,7 @@ import (
 
 // Aggregators are no witnesses of each other's failures: workers tell who is to blame.
 func TestAWorkerThatGivesUpSaysOfAJobOnSeveralAggregatorsWhoIsToBlame(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	services := []*Service{start(t, Options{Listen: "127.0.0.1:0"}), start(t, Options{Listen: "127.0.0.1:0"})}
 	one, several := services[0].URL(), services[0].URL()+","+services[1].URL()

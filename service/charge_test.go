@@ -19,7 +19,7 @@ import (
 // What calls about a job's state take in memory is charged first: a job that has used up its quota is refused, and what a call took
 // is given back when it has ended.
 func TestCallsAboutStateAreChargedBeforeTheyTakeMemory(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	s, w := trainAlone(t, ctx, 2<<18)
 	j := s.jobs.Find("j")
@@ -49,7 +49,7 @@ func TestCallsAboutStateAreChargedBeforeTheyTakeMemory(t *testing.T) {
 // settled waits until an account has what it had.
 func settled(t *testing.T, what string, a *quota.Account, want int64) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); a.Used()[quota.Memory] != want; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); a.Used()[quota.Memory] != want; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%s: %d bytes are charged, %d were before", what, a.Used()[quota.Memory], want)
 		}
@@ -58,7 +58,7 @@ func settled(t *testing.T, what string, a *quota.Account, want int64) {
 
 // Calls that keep nothing take memory all the same while they are under way or their answers wait for a reader.
 func TestCallsThatKeepNothingAreChargedWhileTheyAreUnderWay(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	s := start(t, Options{Listen: "127.0.0.1:0"})
 	w, err := client.Join(ctx, client.Config{Server: s.URL(), Job: "j", Token: "t", Workers: 1, Mode: "aggregate",

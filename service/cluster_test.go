@@ -21,7 +21,7 @@ import (
 
 // Racks that show their seal ask as often as their jobs need, also beside strangers of the same address who have spent its calls.
 func TestRacksAreNotLimitedAsStrangersOfTheirAddress(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	workers, services := twoRacks(t, ctx)
 	h := &http.Client{Transport: &http.Transport{}}
@@ -59,7 +59,7 @@ func TestRacksAreNotLimitedAsStrangersOfTheirAddress(t *testing.T) {
 		var all sync.WaitGroup
 		for i, w := range workers {
 			all.Go(func() {
-				within, cancel := context.WithTimeout(ctx, 10*time.Second)
+				within, cancel := context.WithTimeout(ctx, 2*time.Minute)
 				defer cancel()
 				errs[i] = w.Barrier(within, fmt.Sprint("b", n))
 			})
@@ -77,7 +77,7 @@ func TestRacksAreNotLimitedAsStrangersOfTheirAddress(t *testing.T) {
 // Two racks whose workers read the state, each of which has quota for one call and not also for the other's question, do not wait
 // for each other: who cannot be answered is told so.
 func TestCallsOfTwoRacksDoNotWaitForEachOthersQuota(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	workers, services := twoRacks(t, ctx)
 	errs := make([]error, len(workers))
@@ -118,7 +118,7 @@ func TestCallsOfTwoRacksDoNotWaitForEachOthersQuota(t *testing.T) {
 
 // Aggregators of two builds run a job together if they speak one protocol.
 func TestRacksOfTwoVersionsRunAJobTogether(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	twoRacks(t, ctx, "v1", "v2")
 }

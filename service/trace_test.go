@@ -28,7 +28,7 @@ func TestATraceTakesLocksInOrder(t *testing.T) {
 	}
 	select {
 	case <-j.Over:
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Error("the job's memory is not freed: the trace holds it, and waits for the save")
 	}
 	j.Model.Unlock()

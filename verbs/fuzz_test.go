@@ -52,7 +52,7 @@ func fuzzEndpoint(f *testing.F, provider string, active bool) {
 		qp := create()
 		start := time.Now()
 		err := qp.Connect(blob, verbs.ConnectConfig{Active: active, Timeout: timeout})
-		if took := time.Since(start); took > timeout+2*time.Second {
+		if took := time.Since(start); took > timeout+30*time.Second {
 			t.Errorf("it took %v", took)
 		}
 		if err == nil && (active || qp.State() == verbs.StateRTS) {

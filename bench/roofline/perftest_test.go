@@ -103,7 +103,7 @@ func TestPerftestEndsWithItsContext(t *testing.T) {
 	if _, err := small.Measure(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error = %v, want %v", err, context.DeadlineExceeded)
 	}
-	if took := time.Since(start); took > 10*time.Second {
+	if took := time.Since(start); took > time.Minute {
 		t.Errorf("it took %v", took)
 	}
 }

@@ -162,7 +162,7 @@ func killPeer(t *testing.T, mode string, sleep bool) (took time.Duration) {
 	// What arrives is delivered, the last of it after the death, then the receives left are flushed.
 	wc := make([]WC, 64)
 	good, flushed := 0, 0
-	for end := time.Now().Add(10 * time.Second); flushed == 0; {
+	for end := time.Now().Add(patient); flushed == 0; {
 		if time.Now().After(end) {
 			t.Fatalf("%d messages arrived, but not their sender's end", good)
 		}
@@ -184,7 +184,7 @@ func killPeer(t *testing.T, mode string, sleep bool) (took time.Duration) {
 			must(qp.PostRecv(1, k))
 		}
 	}
-	if took = time.Since(time.Unix(0, killed.Load())); took > 5*time.Second { // a second, on a machine without other work
+	if took = time.Since(time.Unix(0, killed.Load())); took > patient/2 { // a second, on a machine without other work
 		t.Errorf("noticed %v after the kill", took)
 	}
 	if good == 0 || mode != "stream" && good != killDepth/2 {
@@ -204,8 +204,8 @@ func killPeer(t *testing.T, mode string, sleep bool) (took time.Duration) {
 // overslept waits, and reports whether only the timeout ended that: the wait itself finds what came without a wakeup.
 func overslept(cq *CQ) bool {
 	start := time.Now()
-	mustGet(cq.Wait(20 * time.Second))
-	return time.Since(start) > 10*time.Second // far more than a busy machine keeps a thread waiting
+	mustGet(cq.Wait(2 * time.Minute))
+	return time.Since(start) > time.Minute // far more than a busy machine keeps a thread waiting
 }
 
 // Two threads exchange bursts of random size over several queue pairs and sleep whenever they find nothing. A lost wakeup
@@ -408,7 +408,7 @@ func TestShmDeregisteredPayloadStaysReadable(t *testing.T) {
 		t.Fatalf("the payload is %d", *payload)
 	}
 	m.close(p.a)
-	for end := time.Now().Add(2 * time.Second); *payload != 0; p.b.progress() {
+	for end := time.Now().Add(patient); *payload != 0; p.b.progress() {
 		if time.Now().After(end) {
 			t.Fatal("the region was not given back")
 		}
@@ -487,10 +487,10 @@ func TestShmPeerThatNeverComesIsGivenUpByASleeper(t *testing.T) {
 	must(qp.Connect(endpoint(peer), ConnectConfig{Timeout: 100 * time.Millisecond}))
 	start := time.Now()
 	must(n.cq.Arm(64))
-	if !mustGet(n.cq.Wait(5 * time.Second)) {
+	if !mustGet(n.cq.Wait(patient)) {
 		t.Fatal("the sleeper was not woken")
 	}
-	if took := time.Since(start); took < 50*time.Millisecond || took > 2*time.Second {
+	if took := time.Since(start); took < 50*time.Millisecond || took > patient/2 {
 		t.Errorf("given up after %v", took)
 	}
 	for _, wc := range polled(t, n.cq, 2) {
@@ -498,7 +498,7 @@ func TestShmPeerThatNeverComesIsGivenUpByASleeper(t *testing.T) {
 			t.Errorf("completion %+v", wc)
 		}
 	}
-	for end := time.Now().Add(2 * time.Second); n.events[EventQPFatal].Load() == 0; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patient); n.events[EventQPFatal].Load() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("no event")
 		}

@@ -119,12 +119,15 @@ func connect(active, passive *QP, attr ConnectConfig) {
 	must(active.Connect(endpoint(passive), attr))
 }
 
+// patient bounds waits that end at once on a quiet machine.
+const patient = time.Minute
+
 // polled polls until n completions are there.
 func polled(tb testing.TB, cq *CQ, n int) []WC {
 	tb.Helper()
 	out := make([]WC, n+16)
 	got := 0
-	for deadline := time.Now().Add(5 * time.Second); got < n; runtime.Gosched() {
+	for deadline := time.Now().Add(patient); got < n; runtime.Gosched() {
 		got += mustGet(cq.Poll(out[got:]))
 		if time.Now().After(deadline) {
 			tb.Fatalf("%d completions of %d", got, n)

@@ -23,7 +23,7 @@ import (
 const accessAll = fabric.AccessLocalWrite | fabric.AccessRemoteWrite
 
 // patience bounds every wait of these tests: far more than any of them needs on a loaded machine.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // memory maps n bytes that are not Go's.
 func memory(t testing.TB, n int) []byte {

@@ -63,7 +63,7 @@ func TestAnEmbeddedEtcdIsReachedByItsSocketAndEndsWithItsAggregator(t *testing.T
 	}
 	_ = first.Process.Kill()
 	_ = first.Wait() // it was killed
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		c, err := net.Dial("unix", socket)
 		if err != nil {
 			break

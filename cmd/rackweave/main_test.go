@@ -52,7 +52,7 @@ func runTests(m *testing.M) int {
 // run executes the command line in this process and returns what it printed.
 func run(t *testing.T, args ...string) (stdout string, err error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
 	cmd := root()
 	var out, errs bytes.Buffer

@@ -21,7 +21,7 @@ import (
 const runRole = "run-worker"
 
 func runWorker() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 	defer cancel()
 	rank, err := strconv.Atoi(os.Getenv("RACKWEAVE_RANK"))
 	if err != nil {
@@ -136,7 +136,7 @@ func started(t *testing.T, cmd *exec.Cmd, n int) (pids []string, lines *bufio.Sc
 func gone(t *testing.T, pids []string, n int) {
 	t.Helper()
 	for _, pid := range pids {
-		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
 			stat, err := os.ReadFile("/proc/" + pid + "/stat")
 			if err != nil || strings.Contains(string(stat), ") Z ") {
 				break

@@ -102,7 +102,7 @@ func dial(t *testing.T, p *Proxy, rank int) *program {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	c.SetDeadline(time.Now().Add(time.Minute))
+	c.SetDeadline(time.Now().Add(4 * time.Minute))
 	return &program{t, c}
 }
 

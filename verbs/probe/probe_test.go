@@ -77,7 +77,7 @@ func pair(t *testing.T, ctx context.Context, provider string) (a *probe.Prober, 
 func TestALinkIsMeasured(t *testing.T) {
 	for _, provider := range []string{verbs.ProviderTCP, verbs.ProviderSHM} {
 		t.Run(provider, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 			defer cancel()
 			a, end := pair(t, ctx, provider)
 			if hop, err := a.Latency(ctx); err != nil || hop <= 0 {
@@ -94,7 +94,7 @@ func TestALinkIsMeasured(t *testing.T) {
 }
 
 func TestALinkThatBreaksIsAnError(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	a, end := pair(t, ctx, verbs.ProviderTCP)
 	if _, err := a.Latency(ctx); err != nil {
@@ -112,7 +112,7 @@ func TestALinkThatBreaksIsAnError(t *testing.T) {
 }
 
 func TestALinkThatIsNotServedEndsWithItsContext(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	a, err := probe.Open(open(t, verbs.ProviderTCP))
 	if err != nil {
