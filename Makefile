@@ -88,9 +88,9 @@ test-packages:
 	@scripts/need.sh $(BUILD_PACKAGES)
 	$(GO_TEST) -p $(ABREAST) $(call chosen,$(filter-out %/rackweave/lab,$(BUT_PURE)))
 
-# Without packages whose tests have no goroutines, cgo/kernel and cgo/monitor, whose goroutines share memory in C alone, of which the
-# detector sees nothing, packages that drive programs, which they build without it, and packages with etcd's server or gonum, which
-# take a minute to build with it. Benchmarks run what others race already, and have their turn in test-long.
+# Without packages whose tests have no goroutines, cgo/kernel and cgo/monitor, whose goroutines share memory in C alone, of which
+# the detector sees nothing, packages that drive programs, which they build without it, and packages with etcd's server or gonum,
+# which take a minute to build with it. Benchmarks run what others race already, and have their turn in test-long.
 UNRACED := $(MODULE) $(MODULE)/bench% $(MODULE)/doctor $(MODULE)/lab/% $(MODULE)/cmd/% %/include %/cgo/kernel %/cgo/monitor \
 	%/service/api %/service/api/apiconnect %/service/checkpoint/format %/service/etcd/server %/service/membership
 RACED_LONG := $(addprefix $(MODULE)/,bench bench/internal/command bench/roofline bench/study/learn lab/racks)
