@@ -71,6 +71,7 @@ test-long: build lib
 	@scripts/need.sh $(TEST_PACKAGES)
 	RACKWEAVE_LONG=1 $(GO_TEST) -v -p 1 $$(grep -rl --include='*_test.go' RACKWEAVE_LONG . | xargs -r -n1 dirname | sort -u)
 	$(MAKE) test-race RACED="$(RACED_LONG)"
+	RACKWEAVE_LONG=1 $(MAKE) test-race RACED=$(MODULE)/client
 	RACKWEAVE_LONG=1 $(MAKE) test-python-package test-python-wheel test-trixie
 	scripts/fuzz.sh 20000
 

@@ -57,6 +57,7 @@ func simCluster(t *testing.T, seed uint64, topology hierarchy.Topology, workers 
 func clusterOn(t *testing.T, sim *simfabric.World, open func(string, ...any) *verbs.Device, topology hierarchy.Topology,
 	workers []int, cfg racktest.Config, each ...func(rack int, cfg *racktest.Config)) (*racktest.Cluster, func()) {
 	t.Helper()
+	byHand(t)
 	cfg.Manual, cfg.Now = true, func() int64 { return int64(sim.Now()) }
 	racks := make([]racktest.Config, len(workers))
 	for r, n := range workers {

@@ -163,6 +163,7 @@ func TestSubmittingAndWaitingDoNotAllocateWithRegisteredMemory(t *testing.T) {
 }
 
 func TestTheAggregatorsMemoryGrowsWithTheModelsStateAlone(t *testing.T) {
+	sameCode(t)
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
 	memory := func(elems uint64) (parameters, rest uint64) {
 		tr := train(t, s, adam(verbs.ProviderTCP), []client.Tensor{{Name: "w", Shape: []uint64{elems}}})

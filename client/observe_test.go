@@ -216,6 +216,7 @@ func TestAnObserverCapturesWhatAStoppedJobHas(t *testing.T) {
 }
 
 func TestAnObserverCapturesARackOfSeveral(t *testing.T) {
+	sameCode(t)
 	services := serveRacks(t, 2, nil)
 	servers := []string{services[0].URL(), services[0].URL(), services[1].URL()}
 	(&observed{servers, client.Config{Mode: "eager", Optimizer: "adam_torch", ChunkBytes: 4096}, model()}).check(t)

@@ -109,6 +109,7 @@ func TestACheckpointOfASpreadJobRestoresAtAsManyAggregators(t *testing.T) {
 
 // A checkpoint that lacks a part, or that other aggregators have saved, is refused by name and leaves the job alone.
 func TestPartsThatDisagreeAreRefused(t *testing.T) {
+	sameCode(t)
 	t.Parallel()
 	dir := t.TempDir()
 	o := service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, CheckpointDir: dir}

@@ -132,6 +132,7 @@ func TestAJobSpreadOverAggregatorsIsBitEqualToTheReference(t *testing.T) {
 
 // Shape flat adds the workers' gradients rack by rack, and pod by pod, as the shapes do in which aggregators reduce.
 func TestFlatHasTheBitsOfEveryShape(t *testing.T) {
+	sameCode(t)
 	for _, pods := range []int{1, 2} {
 		t.Run(fmt.Sprint(pods, " pods"), func(t *testing.T) {
 			const n = 4

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -24,6 +25,14 @@ func providers() []string {
 		return all[:1]
 	}
 	return all
+}
+
+// sameCode leaves a test out under -short if detectors see the same code in others. RACKWEAVE_LONG=1 keeps it.
+func sameCode(t *testing.T) {
+	t.Helper()
+	if testing.Short() && os.Getenv("RACKWEAVE_LONG") == "" {
+		t.Skip("detectors see the same code in other tests: runs without -short, or with RACKWEAVE_LONG=1")
+	}
 }
 
 // deadline bounds every step of a test, on a machine where nothing runs when it should.

@@ -83,6 +83,7 @@ func (tr *trainer) pulled(what string, want [][]float32) {
 
 // What one rack saves, several restore, and the reverse: the parameters and the optimizer's state, wherever a chunk is owned.
 func TestACheckpointOfOneRackRestoresOnSeveralAndTheReverse(t *testing.T) {
+	sameCode(t)
 	for _, tc := range []struct {
 		name, provider, shape string
 		from, to              int
@@ -174,6 +175,7 @@ func TestACheckpointInMidStepIsRefusedInEveryRack(t *testing.T) {
 
 // A two-phase step over racks is one rack's: the norm, clipping and the parameters, bit for bit.
 func TestTwoPhaseStepsOverRacksEqualOneRacks(t *testing.T) {
+	sameCode(t)
 	for _, tc := range []struct{ provider, rule string }{{verbs.ProviderTCP, "lamb"}, {verbs.ProviderSHM, "adamw_torch"}} {
 		t.Run(tc.provider+" "+tc.rule, func(t *testing.T) {
 			cfg := client.Config{Job: "two", Mode: "two-phase", Optimizer: tc.rule, Provider: tc.provider, ChunkBytes: 4096}
