@@ -75,14 +75,8 @@ func TestSingleGuest(t *testing.T) {
 	})
 }
 
-func TestKernelComplaintFailsTheRun(t *testing.T) {
-	if testing.Short() {
-		t.Skip("boots QEMU guests: left out by -short")
-	}
-	g, err := Boot(within(t, bootTime), Config{Name: "sick"})
-	if err != nil {
-		t.Fatal(err)
-	}
+// complaintFailsTheRun has a guest's kernel complain, and closes the guest.
+func complaintFailsTheRun(t *testing.T, g *Guest) {
 	run(t, g, "echo '<1>BUG: planted' >/dev/kmsg; sleep 0.5")
 	dir := g.Dir()
 	if err := g.Close(); !errors.Is(err, ErrKernel) || !strings.Contains(err.Error(), "BUG: planted") {

@@ -81,6 +81,13 @@ func TestPairIsTwoHosts(t *testing.T) {
 			t.Errorf("a dead guest answers: %s", out)
 		}
 	})
+	t.Run("a complaint of a kernel fails the run", func(t *testing.T) {
+		if err := aggregator.console.complaint(aggregator.Name()); err != nil {
+			t.Error(err)
+		}
+		rack.Guests = []*Guest{worker} // it would fail this test, too
+		complaintFailsTheRun(t, aggregator)
+	})
 }
 
 func TestTwoNodesHaveANICEach(t *testing.T) {
