@@ -120,11 +120,12 @@ func (f *shardFlags) shard(input string, step func(stage string, done float64) e
 		return err
 	}
 	defer w.Close()
+	w.Step = func(done float64) error { return step("write", done) }
 	d := &division{f, t, w, step, map[string]int{}, nil}
 	if f.h.SHA256, err = t.SHA256(func(done float64) error { return step("hash", done) }); err != nil {
 		return err
 	}
-	if err = cmp.Or(d.group(), t.Unchanged(), step("write", 0)); err != nil {
+	if err = cmp.Or(d.group(), t.Unchanged()); err != nil {
 		return err
 	}
 	f.h.Input = t.Name()

@@ -17,7 +17,6 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -70,7 +69,6 @@ type Header struct {
 	Axes      int        `json:"axes,omitempty"`  // the principal axes on which rows look alike
 	Groups    []Group    `json:"groups"`
 	Histogram [][]uint64 `json:"histogram"` // [worker][group]: the rows that a worker has, with the rows of everyone
-	Division  string     `json:"division"`  // SHA-256 of the elements of group and worker
 }
 
 // wide returns the bytes of a row number.
@@ -81,34 +79,30 @@ func (h *Header) wide() int {
 	return 4
 }
 
-// array is a member with an array, by its place in arrays.
-type array int
+const headerFile = "manifest.json"
+
+// arrays are the names of the members with arrays.
+var arrays = []string{"group.npy", "worker.npy", "by_group.npy", "by_shard.npy"}
 
 const (
-	groupArray array = iota
+	groupArray = iota
 	workerArray
 	byGroup
 	byShard
 )
 
-var arrays = []string{"group.npy", "worker.npy", "by_group.npy", "by_shard.npy"}
-
-const headerFile = "manifest.json"
-
-// array returns the name and the .npy header of an array.
-func (h *Header) array(a array) (string, npy.Header) {
+// array returns the .npy header of an array, by its place in arrays.
+func (h *Header) array(a int) npy.Header {
 	n := npy.Header{Order: '<', Kind: 'u', Size: 2, Shape: []uint64{h.Rows}}
 	if a >= byGroup {
 		n.Size = h.wide()
 	}
-	if a == byShard {
-		for _, g := range h.Groups {
-			if g.Everyone {
-				n.Shape[0] -= g.Rows
-			}
+	for _, g := range h.Groups {
+		if a == byShard && g.Everyone {
+			n.Shape[0] -= g.Rows
 		}
 	}
-	return arrays[a], n
+	return n
 }
 
 func (h *Header) sizes() data.Sizes {
@@ -176,10 +170,12 @@ func Open(path string) (*Manifest, error) {
 	}
 	m := &Manifest{file: f}
 	if err := m.open(); err != nil {
-		return nil, errors.Join(fmt.Errorf("manifest %s: %w", path, err), f.Close())
+		return nil, errors.Join(m.named(err), f.Close())
 	}
 	return m, nil
 }
+
+func (m *Manifest) named(err error) error { return fmt.Errorf("manifest %s: %w", m.file.Name(), err) }
 
 func (m *Manifest) open() error {
 	info, err := m.file.Stat()
@@ -197,54 +193,48 @@ func (m *Manifest) open() error {
 	if head == nil || head.UncompressedSize64 > maxHeader {
 		return corrupt("without a manifest.json of at most %d bytes; rackweave data shard makes manifests", maxHeader)
 	}
-	text, err := m.read(head)
-	if err == nil {
-		err = json.Unmarshal(text, &m.header)
+	var text bytes.Buffer
+	if err := copyMember(&text, head); err != nil {
+		return err
 	}
-	if err != nil {
+	if err := json.Unmarshal(text.Bytes(), &m.header); err != nil {
 		return corrupt("manifest.json: %v", err)
 	}
-	m.digest = sha256.Sum256(text)
 	if err := m.header.check(); err != nil {
 		return err
 	}
-	for a := range array(len(arrays)) {
-		if err := m.find(a, members); err != nil {
-			return err
+	for a, name := range arrays {
+		f, head := members[name], m.header.array(a)
+		size := uint64(len(head.Bytes())) + head.Elems()*uint64(head.Size)
+		if f == nil || f.Method != zip.Store || f.UncompressedSize64 != size || f.CompressedSize64 != size {
+			return corrupt("without an uncompressed %s of %d bytes", name, size)
 		}
+		at, err := f.DataOffset()
+		if err != nil {
+			return corrupt("%s: %v", name, err)
+		}
+		got := make([]byte, len(head.Bytes()))
+		if _, err := m.file.ReadAt(got, at); err != nil || !bytes.Equal(got, head.Bytes()) {
+			return corrupt("%s begins with %.100q, not with %q", name, got, head.Bytes())
+		}
+		m.elements[a] = at + int64(len(got))
+		fmt.Fprintf(&text, " %d", f.CRC32)
 	}
+	m.digest = sha256.Sum256(text.Bytes())
 	m.index()
 	return nil
 }
 
-// read returns a member whole, and checks its sum.
-func (m *Manifest) read(f *zip.File) ([]byte, error) {
+// copyMember copies a member, and checks its sum.
+func copyMember(to io.Writer, f *zip.File) error {
 	r, err := f.Open()
+	if err == nil {
+		_, err = io.Copy(to, r)
+		err = errors.Join(err, r.Close())
+	}
 	if err != nil {
-		return nil, err
+		return corrupt("%s: %v", f.Name, err)
 	}
-	text, err := io.ReadAll(io.LimitReader(r, maxHeader))
-	return text, errors.Join(err, r.Close())
-}
-
-// find finds an array's elements.
-func (m *Manifest) find(a array, members map[string]*zip.File) error {
-	name, want := m.header.array(a)
-	head := want.Bytes()
-	size := uint64(len(head)) + want.Elems()*uint64(want.Size)
-	f := members[name]
-	if f == nil || f.Method != zip.Store || f.UncompressedSize64 != size || f.CompressedSize64 != size {
-		return corrupt("without an uncompressed %s of %d bytes", name, size)
-	}
-	at, err := f.DataOffset()
-	if err != nil {
-		return corrupt("%s: %v", name, err)
-	}
-	got := make([]byte, len(head))
-	if _, err := m.file.ReadAt(got, at); err != nil || !bytes.Equal(got, head) {
-		return corrupt("%s begins with %.100q, not with %q", name, got, head)
-	}
-	m.elements[a] = at + int64(len(head))
 	return nil
 }
 
@@ -268,7 +258,7 @@ func (m *Manifest) index() {
 // Header returns the header, which the caller leaves as it is.
 func (m *Manifest) Header() *Header { return &m.header }
 
-// Digest identifies the division, the input and the header: the header has the sums of the first two.
+// Digest identifies the division and the input: it is the SHA-256 of the header and the arrays' checksums.
 func (m *Manifest) Digest() [32]byte { return m.digest }
 
 // Sizes returns the rows of each group.
@@ -300,41 +290,25 @@ func (m *Manifest) ShardRow(worker int, p data.Place) (uint64, error) {
 }
 
 // at reads an element of by_group or by_shard.
-func (m *Manifest) at(a array, i uint64) (uint64, error) {
+func (m *Manifest) at(a int, i uint64) (uint64, error) {
 	var raw [8]byte
 	wide := m.header.wide()
 	if _, err := m.file.ReadAt(raw[:wide], m.elements[a]+int64(i)*int64(wide)); err != nil {
-		return 0, fmt.Errorf("manifest %s: %w", m.file.Name(), err)
+		return 0, m.named(err)
 	}
 	row := binary.LittleEndian.Uint64(raw[:])
 	if row >= m.header.Rows {
-		return 0, fmt.Errorf("manifest %s: %w", m.file.Name(), corrupt("row %d of %d", row, m.header.Rows))
+		return 0, m.named(corrupt("row %d of %d", row, m.header.Rows))
 	}
 	return row, nil
 }
 
 // Verify reads the whole file, and returns an error if anything in it has changed.
 func (m *Manifest) Verify() error {
-	division := sha256.New()
 	for _, f := range m.archive.File {
-		r, err := f.Open()
-		if err != nil {
-			return fmt.Errorf("manifest %s: %w", m.file.Name(), corrupt("%s: %v", f.Name, err))
+		if err := copyMember(io.Discard, f); err != nil {
+			return m.named(err)
 		}
-		to := io.Discard
-		if f.Name == arrays[groupArray] || f.Name == arrays[workerArray] {
-			to = division
-			_, err = npy.Read(r)
-		}
-		if err == nil {
-			_, err = io.Copy(to, r)
-		}
-		if err = errors.Join(err, r.Close()); err != nil {
-			return fmt.Errorf("manifest %s: %w", m.file.Name(), corrupt("%s: %v", f.Name, err))
-		}
-	}
-	if got := hex.EncodeToString(division.Sum(nil)); got != m.header.Division {
-		return fmt.Errorf("manifest %s: %w", m.file.Name(), corrupt("a division %s, not the header's %s", got, m.header.Division))
 	}
 	return nil
 }

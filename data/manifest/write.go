@@ -3,15 +3,14 @@ package manifest
 import (
 	"archive/zip"
 	"bufio"
+	"bytes"
 	"cmp"
-	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -30,6 +29,9 @@ const (
 
 // Writer writes a manifest. Its memory does not grow with the number of rows: they are kept in unnamed files beside the manifest.
 type Writer struct {
+	// Step is called often by Finish, with the part that is done, of 1. An error ends the work.
+	Step func(done float64) error
+
 	path  string
 	ids   *os.File // u16, by row
 	buf   *bufio.Writer
@@ -39,7 +41,7 @@ type Writer struct {
 
 // NewWriter begins a manifest.
 func NewWriter(path string) (*Writer, error) {
-	w := &Writer{path: path}
+	w := &Writer{path: path, Step: func(float64) error { return nil }}
 	var err error
 	if w.ids, err = w.scratch(); err != nil {
 		return nil, err
@@ -82,9 +84,9 @@ func (w *Writer) Close() error { return w.ids.Close() }
 //
 // With random and mod, groups do not matter for the division.
 func (w *Writer) Finish(h *Header, names []string) error {
-	order := w.number(h, names)
-	worker, err := h.dealing()
-	if err != nil {
+	d := &division{Writer: w, h: h, order: w.number(h, names)}
+	var err error
+	if d.worker, err = h.dealing(); err != nil {
 		return err
 	}
 	if err := w.buf.Flush(); err != nil {
@@ -96,14 +98,17 @@ func (w *Writer) Finish(h *Header, names []string) error {
 	}
 	defer f.Cleanup()
 	buf := bufio.NewWriterSize(f, 1<<20)
-	d := &division{w, h, order, worker, zip.NewWriter(buf), sha256.New()}
-	if err := d.write(); err != nil {
-		return fmt.Errorf("manifest %s: %w", w.path, err)
+	d.zip = zip.NewWriter(buf)
+	if err = d.write(); err == nil {
+		err = errors.Join(d.zip.Close(), buf.Flush())
 	}
-	if err := errors.Join(d.zip.Close(), buf.Flush()); err != nil {
-		return fmt.Errorf("manifest %s: %w", w.path, err)
+	if err == nil {
+		err = f.CloseAtomicallyReplace()
 	}
-	return f.CloseAtomicallyReplace()
+	if err != nil {
+		err = fmt.Errorf("manifest %s: %w", w.path, err)
+	}
+	return err
 }
 
 // number sorts the groups that have rows, and returns their numbers by id.
@@ -126,18 +131,13 @@ func (w *Writer) number(h *Header, names []string) (order []uint16) {
 
 // natural compares numbers by value, and before text.
 func natural(a, b string) int {
-	x, notX := strconv.ParseFloat(a, 64)
-	y, notY := strconv.ParseFloat(b, 64)
-	switch {
-	case notX == nil && notY == nil && x != y:
-		return cmp.Compare(x, y)
-	case (notX == nil) != (notY == nil):
-		if notX == nil {
-			return -1
+	value := func(s string) float64 {
+		if x, err := strconv.ParseFloat(s, 64); err == nil {
+			return x
 		}
-		return 1
+		return math.Inf(1)
 	}
-	return cmp.Compare(a, b)
+	return cmp.Or(cmp.Compare(value(a), value(b)), cmp.Compare(a, b))
 }
 
 var starts = map[string]data.Start{"rotate": data.Rotate, "first": data.First}
@@ -178,14 +178,14 @@ func (h *Header) dealing() (func(row uint64, p data.Place) int, error) {
 	return func(_ uint64, p data.Place) int { return d.Worker(p) }, nil
 }
 
-// division is a manifest that is written.
+// division writes a manifest whose rows all have a group.
 type division struct {
 	*Writer
 	h      *Header
-	order  []uint16
+	order  []uint16 // of groups, by id
 	worker func(row uint64, p data.Place) int
 	zip    *zip.Writer
-	sum    hash.Hash // of group and worker
+	passes float64 // that have ended
 }
 
 // each calls f with the rows in ascending order.
@@ -194,6 +194,12 @@ func (d *division) each(f func(row uint64, p data.Place) error) error {
 	next := make([]uint64, len(d.h.Groups))
 	var id [2]byte
 	for row := range d.rows {
+		if row%(1<<16) == 0 {
+			all := float64(1 + len(arrays))
+			if err := d.Step((d.passes + float64(row)/float64(d.rows)) / all); err != nil {
+				return err
+			}
+		}
 		if _, err := io.ReadFull(r, id[:]); err != nil {
 			return err
 		}
@@ -203,110 +209,82 @@ func (d *division) each(f func(row uint64, p data.Place) error) error {
 		}
 		next[g]++
 	}
+	d.passes++
 	return nil
 }
 
 func (d *division) write() error {
-	h := d.h
-	h.Histogram = make([][]uint64, h.Workers)
-	for w := range h.Histogram {
-		h.Histogram[w] = make([]uint64, len(h.Groups))
-	}
-	err := d.column(groupArray, func(_ uint64, p data.Place) int { return p.Group })
-	if err != nil {
-		return err
-	}
-	shares := make([]uint64, h.Workers*len(h.Groups)) // of one worker alone
-	share := func(row uint64, p data.Place) int {
-		if w := d.worker(row, p); w != data.Everyone {
-			return w*len(h.Groups) + p.Group
-		}
-		return -1
-	}
-	err = d.column(workerArray, func(row uint64, p data.Place) int {
-		i := share(row, p)
-		if i < 0 {
+	h, groups := d.h, len(d.h.Groups)
+	shares := make([]uint64, h.Workers*groups) // of one worker alone
+	err := d.each(func(row uint64, p data.Place) error {
+		if w := d.worker(row, p); w == data.Everyone {
 			h.Groups[p.Group].Everyone = true
-			return everyone
+		} else {
+			shares[w*groups+p.Group]++
 		}
-		shares[i]++
-		return i / len(h.Groups)
+		return nil
 	})
 	if err != nil {
 		return err
 	}
-	for i, n := range shares {
-		w, g := i/len(h.Groups), i%len(h.Groups)
-		if h.Histogram[w][g] = n; h.Groups[g].Everyone {
-			h.Histogram[w][g] = h.Groups[g].Rows
+	h.Histogram = nil
+	for share := range slices.Chunk(slices.Clone(shares), groups) {
+		for g, group := range h.Groups {
+			if group.Everyone {
+				share[g] = group.Rows
+			}
 		}
-	}
-	h.Division = hex.EncodeToString(d.sum.Sum(nil))
-	if err := d.sorted(byGroup, h.sizes(), func(_ uint64, p data.Place) int { return p.Group }); err != nil {
-		return err
-	}
-	if err := d.sorted(byShard, shares, share); err != nil {
-		return err
+		h.Histogram = append(h.Histogram, share)
 	}
 	text, err := json.Marshal(h)
 	if err == nil && len(text) > maxHeader {
 		err = fmt.Errorf("a header of %d bytes: at most %d. Name a column with fewer values, or shorter ones", len(text), maxHeader)
 	}
-	if err != nil {
-		return err
-	}
-	to, err := d.zip.CreateHeader(&zip.FileHeader{Name: headerFile, Method: zip.Store})
 	if err == nil {
-		_, err = to.Write(text)
+		err = d.member(headerFile, bytes.NewReader(text))
+	}
+	for a, sorted := range []struct {
+		sizes []uint64 // of sections
+		at    func(row uint64, p data.Place) (section int, value uint64)
+	}{
+		groupArray:  {[]uint64{h.Rows}, func(_ uint64, p data.Place) (int, uint64) { return 0, uint64(p.Group) }},
+		workerArray: {[]uint64{h.Rows}, func(row uint64, p data.Place) (int, uint64) { return 0, uint64(d.worker(row, p)) & everyone }},
+		byGroup:     {h.sizes(), func(row uint64, p data.Place) (int, uint64) { return p.Group, row }},
+		byShard: {shares, func(row uint64, p data.Place) (int, uint64) {
+			if w := d.worker(row, p); w != data.Everyone {
+				return w*groups + p.Group, row
+			}
+			return -1, row
+		}},
+	} {
+		if err == nil {
+			err = d.array(a, sorted.sizes, sorted.at)
+		}
 	}
 	return err
 }
 
-// member begins a member of the archive with the header of an array.
-func (d *division) member(a array) (io.Writer, error) {
-	name, head := d.h.array(a)
-	to, err := d.zip.CreateHeader(&zip.FileHeader{Name: name, Method: zip.Store})
-	if err == nil {
-		_, err = to.Write(head.Bytes())
-	}
-	return to, err
-}
-
-// column writes a number of each row.
-func (d *division) column(a array, value func(row uint64, p data.Place) int) error {
-	to, err := d.member(a)
-	if err != nil {
-		return err
-	}
-	buf := bufio.NewWriterSize(io.MultiWriter(to, d.sum), 64<<10)
-	err = d.each(func(row uint64, p data.Place) error {
-		v := value(row, p)
-		_, err := buf.Write([]byte{byte(v), byte(v >> 8)})
-		return err
-	})
-	return errors.Join(err, buf.Flush())
-}
-
-// sorted writes the rows sorted into sections of given sizes. It leaves out rows without a section.
-func (d *division) sorted(a array, sizes []uint64, section func(row uint64, p data.Place) int) error {
+// array writes an array of a value of each row, sorted into sections. Rows with a section below 0 are left out.
+func (d *division) array(a int, sizes []uint64, at func(row uint64, p data.Place) (section int, value uint64)) error {
 	file, err := d.scratch()
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	sections, at := make([]*bufio.Writer, len(sizes)), int64(0)
+	head, end := d.h.array(a), int64(0)
+	sections := make([]*bufio.Writer, len(sizes))
 	for i, n := range sizes {
-		sections[i] = bufio.NewWriterSize(io.NewOffsetWriter(file, at), min(64<<10, max(minSection, sectionsBytes/len(sizes))))
-		at += int64(n) * int64(d.h.wide())
+		sections[i] = bufio.NewWriterSize(io.NewOffsetWriter(file, end), min(64<<10, max(minSection, sectionsBytes/len(sizes))))
+		end += int64(n) * int64(head.Size)
 	}
 	var raw [8]byte
 	err = d.each(func(row uint64, p data.Place) error {
-		i := section(row, p)
+		i, value := at(row, p)
 		if i < 0 {
 			return nil
 		}
-		binary.LittleEndian.PutUint64(raw[:], row)
-		_, err := sections[i].Write(raw[:d.h.wide()])
+		binary.LittleEndian.PutUint64(raw[:], value)
+		_, err := sections[i].Write(raw[:head.Size])
 		return err
 	})
 	for _, s := range sections {
@@ -315,10 +293,14 @@ func (d *division) sorted(a array, sizes []uint64, section func(row uint64, p da
 	if err != nil {
 		return err
 	}
-	to, err := d.member(a)
-	if err != nil {
-		return err
+	return d.member(arrays[a], io.MultiReader(bytes.NewReader(head.Bytes()), io.NewSectionReader(file, 0, end)))
+}
+
+// member adds a member to the archive.
+func (d *division) member(name string, content io.Reader) error {
+	to, err := d.zip.CreateHeader(&zip.FileHeader{Name: name, Method: zip.Store})
+	if err == nil {
+		_, err = io.Copy(to, content)
 	}
-	_, err = io.Copy(to, io.NewSectionReader(file, 0, at))
 	return err
 }
