@@ -1,6 +1,7 @@
 package data
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -31,13 +32,8 @@ func NewBatches(sum, workers int) (*Batches, error) {
 	if workers < 1 || sum < workers || sum > math.MaxInt32 {
 		return nil, fmt.Errorf("batches of %d rows in all for %d workers: each has at least one row", sum, workers)
 	}
-	b := &Batches{sum: sum, fits: make([]fit, workers)}
-	even := make([]float64, workers)
-	for i := range even {
-		even[i] = float64(sum) / float64(workers)
-	}
-	b.sizes = whole(even, sum)
-	return b, nil
+	even := slices.Repeat([]float64{float64(sum) / float64(workers)}, workers)
+	return &Batches{sum: sum, sizes: whole(even, sum), fits: make([]fit, workers)}, nil
 }
 
 // Sizes returns the rows of each worker's next batch.
@@ -104,13 +100,11 @@ func (b *Batches) even() []int {
 		}
 		again := false
 		for i := range b.fits {
-			if one[i] {
-				continue
-			}
-			a, c := b.fits[i].line()
-			sizes[i] = (rows/rate - a) / c
-			if sizes[i] < 1 {
-				one[i], again = true, true
+			if !one[i] {
+				a, c := b.fits[i].line()
+				sizes[i] = (rows/rate - a) / c
+				one[i] = sizes[i] < 1
+				again = again || one[i]
 			}
 		}
 		if !again {
@@ -126,16 +120,8 @@ func whole(shares []float64, sum int) []int {
 		sizes[i], order[i] = int(s), i
 		sum -= sizes[i]
 	}
-	slices.SortStableFunc(order, func(i, k int) int {
-		fi, fk := shares[i]-math.Floor(shares[i]), shares[k]-math.Floor(shares[k])
-		switch {
-		case fi > fk:
-			return -1
-		case fi < fk:
-			return 1
-		}
-		return 0
-	})
+	rest := func(i int) float64 { return shares[i] - math.Floor(shares[i]) }
+	slices.SortStableFunc(order, func(i, k int) int { return cmp.Compare(rest(k), rest(i)) })
 	for i := 0; sum > 0; i, sum = (i+1)%len(order), sum-1 {
 		sizes[order[i]]++
 	}

@@ -211,11 +211,5 @@ func (h *headHeap) Less(i, k int) bool {
 	a, b := &h.heads[i], &h.heads[k]
 	ahi, alo := bits.Mul64(a.key, b.draws)
 	bhi, blo := bits.Mul64(b.key, a.draws)
-	switch {
-	case ahi != bhi:
-		return ahi < bhi
-	case alo != blo:
-		return alo < blo
-	}
-	return a.group < b.group
+	return ahi < bhi || ahi == bhi && (alo < blo || alo == blo && a.group < b.group)
 }

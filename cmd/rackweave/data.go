@@ -58,7 +58,7 @@ The manifest has the group and the worker of each row, and no data. numpy.load o
               rows than workers go to every worker
 
 With --groups, another program has found the groups: a text file with a name per line, or a one-dimensional .npy array.
-Memory does not grow with the number of rows.`,
+Memory does not grow with the number of rows. The first row has number 0.`,
 		Example: `  rackweave data shard digits.csv --label digit --workers 4
   rackweave data shard train.npz --label y --workers 8 --how aware --k 20
   rackweave data shard flights.parquet --workers 4 --how aware --k 30 --features distance,air_time --seed 7

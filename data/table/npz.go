@@ -109,7 +109,7 @@ var decoders = map[string]func(binary.ByteOrder, []byte) float64{
 func (a *array) numbers(to []float64) error {
 	switch {
 	case a.decode == nil:
-		return fmt.Errorf("its elements are of type %c%d, not integers, f4 or f8: convert it, or name the features without it", a.h.Kind, a.h.Size)
+		return fmt.Errorf("elements of type %c%d are not integers, f4 or f8: convert them, or name other columns", a.h.Kind, a.h.Size)
 	case a.h.Fortran && len(to) > 1:
 		return errors.New("it lies column by column: numpy.ascontiguousarray turns it")
 	}
