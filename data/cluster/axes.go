@@ -16,11 +16,12 @@ type axes struct {
 }
 
 const (
-	beside    = 14   // axes beside the wanted ones, with which those are found in fewer rounds
-	rounds    = 12   // at most: of axes with much the same variance, none is better than another
-	converged = 1e-3 // of the last wanted axis' variance, which a round adds
-	narrow    = 1024 // features whose covariance costs less than rounds without it, if the rows are as many
+	beside = 14   // axes beside the wanted ones, with which those are found in fewer rounds
+	rounds = 10   // of axes that still have much the same variance then, none is better than another
+	narrow = 1024 // features whose covariance costs less than rounds without it, if the rows are as many
 )
+
+var errScale = errors.New("features too large for their squares: scale them to a standard deviation of about 1")
 
 // analyse finds the principal axes of a sample, which it centres, and returns its rows by their places on them. It iterates
 // a subspace (Halko, Martinsson, Tropp: Finding Structure with Randomness, 2011) of little more axes than are wanted: all axes of
@@ -35,7 +36,7 @@ func analyse(x []float64, width int, cfg Config) (a *axes, y []float64, err erro
 		total += x[i] * x[i]
 	}
 	if math.IsInf(total, 0) || math.IsNaN(total) {
-		return nil, nil, errors.New("features too large for their squares: scale them to a standard deviation of about 1")
+		return nil, nil, errScale
 	}
 	wanted := min(max(fewAxes, cfg.Axes), width)
 	b, random := min(wanted+beside, width), rand.New(rand.NewPCG(cfg.Seed, 1))
@@ -46,14 +47,13 @@ func analyse(x []float64, width int, cfg Config) (a *axes, y []float64, err erro
 	if !wide {
 		covariance.Mul(rows.T(), rows)
 	}
-	var values []float64
-	for round, before := 0, -1.0; ; round++ {
+	for round := range rounds {
 		if err := cfg.Step("principal axes", float64(round)/rounds); err != nil {
 			return nil, nil, err
 		}
 		var svd mat.SVD
 		if !svd.Factorize(z, mat.SVDThin) {
-			return nil, nil, errors.New("the principal axes do not converge: scale the features to a standard deviation of about 1")
+			return nil, nil, errScale
 		}
 		if svd.UTo(&basis); wide {
 			places.Mul(rows, &basis)
@@ -61,20 +61,17 @@ func analyse(x []float64, width int, cfg Config) (a *axes, y []float64, err erro
 		} else {
 			z.Mul(&covariance, &basis)
 		}
-		square.Mul(basis.T(), z)
-		var e mat.EigenSym
-		e.Factorize(mat.NewSymDense(b, square.RawMatrix().Data), true)
-		values = e.Values(nil) // ascending
-		sum := 0.0
-		for _, v := range values[b-wanted:] {
-			sum += v
-		}
-		if b == width || round == rounds || sum-before <= converged*max(values[b-wanted], 1e-9*total) {
-			e.VectorsTo(&ritz)
+		if b == width { // the basis has all axes
 			break
 		}
-		before = sum
 	}
+	square.Mul(basis.T(), z)
+	var e mat.EigenSym
+	if !e.Factorize(mat.NewSymDense(b, square.RawMatrix().Data), true) {
+		return nil, nil, errScale
+	}
+	e.VectorsTo(&ritz)
+	values := e.Values(nil) // ascending
 	p := cfg.Axes
 	for sum := 0.0; cfg.Axes == 0 && p < wanted && (p == 0 || sum < variance*total); p++ {
 		sum += values[b-1-p]

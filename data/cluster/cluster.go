@@ -58,21 +58,32 @@ func divide(rows Rows, width int, cfg Config, most int, f func(group int) error)
 	if cfg.Step == nil {
 		cfg.Step = func(string, float64) error { return nil }
 	}
-	s := sample{width, most, rand.New(rand.NewPCG(cfg.Seed, 0)), 0, make([]float64, 0, most*width)}
-	if err := rows(s.add); err != nil {
+	random, all := rand.New(rand.NewPCG(cfg.Seed, 0)), uint64(0)
+	sample := make([]float64, 0, most*width)
+	err := rows(func(x []float64) error {
+		for row := range slices.Chunk(x, width) {
+			if all < uint64(most) {
+				sample = append(sample, row...)
+			} else if k := random.Uint64N(all + 1); k < uint64(most) {
+				copy(sample[int(k)*width:], row)
+			}
+			all++
+		}
+		return nil
+	})
+	if err == nil && uint64(cfg.K) > all {
+		err = fmt.Errorf("%d groups of %d rows: use at most as many", cfg.K, all)
+	}
+	if err != nil {
 		return 0, err
 	}
-	if uint64(cfg.K) > s.rows {
-		return 0, fmt.Errorf("%d groups of %d rows: use at most as many", cfg.K, s.rows)
-	}
-	a, y, err := analyse(s.x, width, cfg)
+	a, y, err := analyse(sample, width, cfg)
 	if err != nil {
 		return 0, err
 	}
 	p := a.vectors.RawMatrix().Cols
-	m := newMeans(y, p, float64(s.rows)/float64(len(y)/p), cfg.Step)
-	s.x = nil
-	if err := m.seed(cfg.K, s.random); err != nil {
+	m := &means{p: p, x: y, weights: slices.Repeat([]float64{float64(all) / float64(len(y)/p)}, len(y)/p), step: cfg.Step}
+	if err := m.seed(cfg.K, random); err != nil {
 		return 0, err
 	}
 	if err := m.lloyd(); err != nil {
@@ -92,7 +103,7 @@ func divide(rows Rows, width int, cfg Config, most int, f func(group int) error)
 			return nil
 		})
 	}
-	if s.rows > uint64(most) {
+	if all > uint64(most) {
 		var far farthest
 		if err := nearest(func(row []float64, _ int, d float64) error { far.offer(d, row); return nil }); err != nil {
 			return 0, err
@@ -103,26 +114,6 @@ func divide(rows Rows, width int, cfg Config, most int, f func(group int) error)
 		}
 	}
 	return p, nearest(func(_ []float64, g int, _ float64) error { return f(g) })
-}
-
-// sample holds rows that were drawn from a stream, each with the same chance.
-type sample struct {
-	width, most int
-	random      *rand.Rand
-	rows        uint64 // of the stream
-	x           []float64
-}
-
-func (s *sample) add(x []float64) error {
-	for ; len(x) > 0; x = x[s.width:] {
-		if s.rows < uint64(s.most) {
-			s.x = append(s.x, x[:s.width]...)
-		} else if k := s.random.Uint64N(s.rows + 1); k < uint64(s.most) {
-			copy(s.x[int(k)*s.width:], x[:s.width])
-		}
-		s.rows++
-	}
-	return nil
 }
 
 // farthest keeps the rows farthest from their centres.

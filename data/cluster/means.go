@@ -16,10 +16,6 @@ type means struct {
 	step    func(stage string, done float64) error
 }
 
-func newMeans(x []float64, p int, weight float64, step func(string, float64) error) *means {
-	return &means{p: p, x: x, weights: slices.Repeat([]float64{weight}, len(x)/p), step: step}
-}
-
 func (m *means) row(i int) []float64    { return m.x[i*m.p : (i+1)*m.p] }
 func (m *means) centre(g int) []float64 { return m.centres[g*m.p : (g+1)*m.p] }
 func (m *means) k() int                 { return len(m.centres) / m.p }
