@@ -193,7 +193,7 @@ data:
 	@scripts/need.sh $(BUILD_PACKAGES)
 	@mkdir -p build
 	$(GO) run ./cmd/rackweave bench learn --data --seeds 200 --json build/data.json $(DATA)
-	$(GO) run ./lab/cmd/study boxes build/data.json build/data
+	$(GO) run ./lab/cmd/study plot build/data.json build/data
 
 # The RDMA lab: QEMU guests with soft-RoCE. SHELL=1 gives a person a shell in one; it is also make's name for what runs its
 # recipes, which stays what it was.

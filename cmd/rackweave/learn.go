@@ -6,14 +6,15 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rackweave/rackweave/bench/study"
 	"github.com/rackweave/rackweave/bench/study/data"
 	"github.com/rackweave/rackweave/bench/study/learn"
 )
 
 func learnCommand() *cobra.Command {
-	var cfg learn.Config
+	var cfg study.Config
 	var jsonFile string
-	var byData bool
+	var compress, byData bool
 	cmd := &cobra.Command{
 		Use:   "learn",
 		Short: "Measure what synchronization policies, codecs, or ways to deal rows do to learning",
@@ -64,13 +65,13 @@ Balanced digits take half of the seeds.`,
 				out = io.Discard
 			}
 			cfg.Log = cmd.ErrOrStderr()
-			var studies any
-			var err error
-			if byData {
-				studies, err = data.Run(cmd.Context(), data.Config{Only: cfg.Only, Seeds: cfg.Seeds, Log: cfg.Log}, out)
-			} else {
-				studies, err = learn.Learn(cmd.Context(), cfg, out)
+			group := &learn.Policies
+			if compress {
+				group = &learn.Codecs
+			} else if byData {
+				group = &data.Ways
 			}
+			studies, err := group.Run(cmd.Context(), cfg, out)
 			if err != nil || jsonFile == "" {
 				return err
 			}
@@ -78,11 +79,11 @@ Balanced digits take half of the seeds.`,
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&cfg.Compress, "compress", false, "study codecs instead of policies")
+	f.BoolVar(&compress, "compress", false, "study codecs instead of policies")
 	f.BoolVar(&byData, "data", false, "study ways to deal rows instead of policies")
 	cmd.MarkFlagsMutuallyExclusive("compress", "data")
-	f.StringSliceVar(&cfg.Only, "only", nil, "what to study (default: all): "+strings.Join(learn.Names(false), ", ")+
-		"; with --compress "+strings.Join(learn.Names(true), ", ")+"; with --data "+strings.Join(data.Names(), ", "))
+	f.StringSliceVar(&cfg.Only, "only", nil, "what to study (default: all): "+strings.Join(learn.Policies.Names(), ", ")+
+		"; with --compress "+strings.Join(learn.Codecs.Names(), ", ")+"; with --data "+strings.Join(data.Ways.Names(), ", "))
 	f.IntVar(&cfg.Seeds, "seeds", 5, "runs of each kind, with seeds from 1 on")
 	f.StringVar(&jsonFile, "json", "", "write the result as JSON to this file (-: standard output)")
 	return cmd

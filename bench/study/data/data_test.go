@@ -2,9 +2,7 @@ package data
 
 import (
 	"context"
-	"io"
 	"math"
-	"math/rand/v2"
 	"os"
 	"reflect"
 	"slices"
@@ -12,9 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"gonum.org/v1/gonum/stat"
-
-	"github.com/rackweave/rackweave/bench/study/samples"
+	"github.com/rackweave/rackweave/bench/study"
+	"github.com/rackweave/rackweave/bench/study/task"
 )
 
 // oneGoroutine skips a test that trains in one goroutine under -short, as the race detector runs, which finds races between many.
@@ -25,37 +22,14 @@ func oneGoroutine(t *testing.T) {
 	}
 }
 
-func TestStatisticsAreThoseOfSciPy(t *testing.T) {
-	// The example of scipy.stats.levene's documentation, with center="median", and stats.f, in SciPy 1.10.
-	a := []float64{8.88, 9.12, 9.04, 8.98, 9.00, 9.08, 9.01, 8.85, 9.06, 8.99}
-	b := []float64{8.88, 8.95, 9.29, 9.44, 9.15, 9.58, 8.36, 9.18, 8.67, 9.05}
-	c := []float64{8.95, 9.12, 8.95, 8.85, 9.03, 8.84, 9.07, 8.98, 8.86, 8.98}
-	near := func(what string, got, want float64) {
-		if math.Abs(got-want) > 1e-9*max(1, math.Abs(want)) {
-			t.Errorf("%s: %v, want %v", what, got, want)
-		}
-	}
-	f, p := brownForsythe(a, b, c)
-	near("statistic", f, 7.584952754501659)
-	near("p", p, 0.002431505967249681)
-	f, p = brownForsythe(a, b[:9]) // an odd number of values
-	near("statistic", f, 8.363001652617658)
-	near("p", p, 0.010135331897805392)
-	mean, half := paired([]float64{2, 4, 7}, []float64{1, 2, 4})
-	near("difference", mean, 2)
-	near("interval", half, 1.96/math.Sqrt(3))
-	if f, p := brownForsythe([]float64{1, 1}, []float64{2, 2}); f != 0 || p != 1 {
-		t.Errorf("samples without variance: %v, %v", f, p)
-	}
-}
-
 func TestImbalancedProblemHasFewRowsOfThreeClassesAndTheSameTest(t *testing.T) {
 	full, few := newProblem(false), newProblem(true)
 	if len(full.train) != 1198 || len(full.test) != 599 || !reflect.DeepEqual(full.test, few.test) {
 		t.Errorf("%d to train, %d to test; tests are equal: %v", len(full.train), len(full.test), reflect.DeepEqual(full.test, few.test))
 	}
-	all, left := full.classes(), few.classes()
-	for c := range samples.Classes {
+	all, _ := byDigit(full, 0)
+	left, _ := byDigit(few, 0)
+	for c := range task.Classes {
 		want := len(all[c])
 		if c >= 7 {
 			want = 6
@@ -66,34 +40,12 @@ func TestImbalancedProblemHasFewRowsOfThreeClassesAndTheSameTest(t *testing.T) {
 	}
 }
 
-func TestGradientIsTheSlopeOfTheLoss(t *testing.T) {
-	x := &newProblem(false).train[3]
-	var m, g softmax
-	chance := rand.New(rand.NewPCG(1, 1))
-	for i := range m {
-		m[i] = float32(chance.NormFloat64())
-	}
-	g.add(&m, x, 1)
-	var p perClass
-	const step = 1e-2
-	for i, was := range m {
-		m[i] = was + step
-		up := m.forward(x, &p)
-		m[i] = was - step
-		down := m.forward(x, &p)
-		m[i] = was
-		if slope := (up - down) / (2 * step); math.Abs(slope-float64(g[i])) > 2e-3 {
-			t.Errorf("weight %d: slope %g, gradient %g", i, slope, g[i])
-		}
-	}
-}
-
 // TestRowsAreDealtAsTheWaySays counts how often each row is applied in synchronous training.
 func TestRowsAreDealtAsTheWaySays(t *testing.T) {
 	p := newProblem(true)
 	for i := range ways {
 		w := &ways[i]
-		s, err := w.open(p, true, 7)
+		s, err := w.open(p, condition{synchronous: true}, 7)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -101,8 +53,8 @@ func TestRowsAreDealtAsTheWaySays(t *testing.T) {
 		var own [workers]map[int]bool
 		for rows < epochs*len(p.train) {
 			for worker := range workers {
-				batch, err := s.take(worker, batch)
-				if err != nil || s.applied(worker) != nil {
+				batch, err := s.Next(worker)
+				if err != nil || s.Done(worker, 1) != nil {
 					t.Fatal(err)
 				}
 				rows += len(batch)
@@ -138,17 +90,17 @@ func TestSameSeedIsTheSameTraining(t *testing.T) {
 	p := newProblem(true)
 	for _, c := range []condition{{synchronous: true, slow: 3, balanced: true}, {slow: 3}} {
 		for i := range ways {
-			if i%3 > 0 && os.Getenv("RACKWEAVE_LONG") == "" { // shards, clusters and queues are among the others
+			if i%5 > 0 && os.Getenv("RACKWEAVE_LONG") == "" { // the others are shards, clusters and a queue
 				continue
 			}
-			a, err := train(t.Context(), p, &ways[i], c, 5)
+			a, err := ways[i].train(t.Context(), p, c, 5)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if b, err := train(t.Context(), p, &ways[i], c, 5); err != nil || a != b {
+			if b, err := ways[i].train(t.Context(), p, c, 5); err != nil || !reflect.DeepEqual(a, b) {
 				t.Errorf("%s: %+v and %+v, %v", ways[i].name, a, b, err)
 			}
-			if b, err := train(t.Context(), p, &ways[i], c, 6); err != nil || a == b {
+			if b, err := ways[i].train(t.Context(), p, c, 6); err != nil || reflect.DeepEqual(a, b) {
 				t.Errorf("%s: two seeds are one training, %+v, %v", ways[i].name, b, err)
 			}
 		}
@@ -157,59 +109,56 @@ func TestSameSeedIsTheSameTraining(t *testing.T) {
 
 func TestWhatMustShowShowsWithFewSeeds(t *testing.T) {
 	oneGoroutine(t)
-	var trials []trial
-	for _, name := range []string{"random", "label-skewed", "sbatch"} {
-		trials = append(trials, trial{name, find(name), condition{slow: 3}})
+	run := func(p study.Plan, seeds int) *study.Study {
+		s, err := p.Run(t.Context(), &study.Config{Seeds: seeds})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
 	}
-	rows, err := runAll(t.Context(), "", trials, true, 12, nil)
-	if err != nil {
-		t.Fatal(err)
+	p, digits := study.Plan{}, newProblem(true)
+	p.Rows = func(context.Context, *study.Config) (rows []study.Row, err error) {
+		for _, name := range []string{"random", "label-skewed", "sbatch"} {
+			rows = append(rows, find(name).row(name, digits, condition{slow: 3}))
+		}
+		return rows, nil
 	}
-	if v := compareTo(rows[0].Accuracy, rows[2].Accuracy); v.ratio < 1.5 {
-		t.Errorf("random's variance is %.2f of sbatch's, want 1.5 or more", v.ratio)
+	s := run(p, 8)
+	random, skewed, sbatch := &s.Rows[0], &s.Rows[1], &s.Rows[2]
+	if ratio := math.Pow(random.Of(study.Accuracy).SD()/sbatch.Of(study.Accuracy).SD(), 2); ratio < 1.5 {
+		t.Errorf("random's variance is %.2f of sbatch's, want 1.5 or more", ratio)
 	}
-	if v := compareTo(rows[0].Accuracy, rows[1].Accuracy); v.over > -5 {
-		t.Errorf("label-skewed shards lose %.1f points, want 5 or more", -v.over)
+	if over := skewed.Above(random, study.Accuracy).Mean(); over > -5 {
+		t.Errorf("label-skewed shards lose %.1f points, want 5 or more", -over)
 	}
-	var out strings.Builder
-	s, err := speed(t.Context(), &plan{}, &Config{Seeds: 1}, &out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	took := func(way string) float64 { return stat.Mean(row(&s, way).Time, nil) }
+	s = run(speed(), 1)
+	took := func(way string) float64 { return s.Row("", way).Of(study.Time).Mean() }
 	if r := took("1:3, asynchronous, random") / took("1:3, asynchronous, queue"); r < 2.3 {
 		t.Errorf("shards take %.2f of the queue's time, want 2.3 or more", r)
 	}
-	if r := took("1:3, in step, sizes by speed, queue") / took("1:1, in step, queue") / 1.2; r > 1.1 {
-		t.Errorf("sizes by speed take %.2f of the least time in step, want at most 1.1", r)
+	if r := took("1:3, in step, sizes by speed, queue") / took("1:1, in step, queue"); r > 1.1 {
+		t.Errorf("sizes by speed take %.2f of even workers' time in step, want at most 1.1", r)
 	}
-	if !strings.Contains(out.String(), "time over ideal") {
-		t.Errorf("no table:\n%s", out.String())
-	}
-}
-
-// row finds a row.
-func row(s *Study, way string) *Row {
-	return &s.Rows[slices.IndexFunc(s.Rows, func(r Row) bool { return r.Way == way })]
 }
 
 func TestTablesHaveARowForEachWay(t *testing.T) {
 	oneGoroutine(t)
 	var out strings.Builder
-	s, err := Run(t.Context(), Config{Only: []string{"imbalanced-sync"}, Seeds: 3}, &out)
+	g := study.Group{Plans: []study.Plan{compare("rare", "Rare classes", true, condition{synchronous: true, slow: 1})}}
+	s, err := g.Run(t.Context(), study.Config{Seeds: 2}, &out)
 	if err != nil || len(s) != 1 || len(s[0].Rows) != len(ways) {
 		t.Fatalf("%v, %d studies", err, len(s))
 	}
 	for i := range ways {
-		if !strings.Contains(out.String(), "\n"+ways[i].name+" ") || len(s[0].Rows[i].Accuracy) != 3 {
+		if !strings.Contains(out.String(), "\n"+ways[i].name+" ") || len(s[0].Rows[i].Runs) != 2 {
 			t.Errorf("no row for %s in\n%s", ways[i].name, out.String())
 		}
 	}
 }
 
 func TestTrainingGoesThroughAnAggregatorThatDealsTheRows(t *testing.T) {
-	var out strings.Builder
-	s, err := through(20*time.Microsecond, 2)(t.Context(), &plan{}, &Config{}, &out)
+	p := through(20*time.Microsecond, 2)
+	s, err := p.Run(t.Context(), &study.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,28 +166,8 @@ func TestTrainingGoesThroughAnAggregatorThatDealsTheRows(t *testing.T) {
 		t.Errorf("%d rows, %q", len(s.Rows), s.Findings)
 	}
 	for _, r := range s.Rows {
-		if len(r.Time) != 2 || r.Accuracy[0] < 80 { // how fast, a busy machine decides
+		if o := r.Runs[0]; o.Time <= 0 || o.Accuracy < 80 { // how fast, a busy machine decides
 			t.Errorf("%+v", r)
 		}
-	}
-}
-
-func TestWhatCannotBeStudiedIsRefused(t *testing.T) {
-	for _, c := range []struct {
-		cfg  Config
-		want string
-	}{
-		{Config{Seeds: 2}, "2 seeds: use 3 to 1000"},
-		{Config{Seeds: 1001}, "1001 seeds: use 3 to 1000"},
-		{Config{Seeds: 3, Only: []string{"full"}}, `unknown study "full": use full-sync, full-async`},
-	} {
-		if _, err := Run(t.Context(), c.cfg, io.Discard); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%v, want %q", err, c.want)
-		}
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := Run(ctx, Config{Seeds: 3}, io.Discard); err == nil {
-		t.Error("a study goes on after its context has ended")
 	}
 }

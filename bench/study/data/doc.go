@@ -2,6 +2,5 @@
 // has the figures of the thesis that proposes them (chapter 6) beside its own.
 //
 // A softmax regression learns scikit-learn's digits. Every row is dealt by the dealers and orders that an aggregator uses. Time is
-// virtual, in all studies but "real", whose workers train through an aggregator and sleep: a batch of a fast worker takes 1, up to
-// a jitter that the seed draws. Trainings with the same seed are pairs: they have the same clocks, and differ in the way alone.
+// virtual, in all studies but "real", whose workers train through an aggregator and sleep.
 package data

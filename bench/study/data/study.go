@@ -3,253 +3,217 @@ package data
 import (
 	"context"
 	"fmt"
-	"io"
 	"math"
-	"runtime"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
-	"golang.org/x/sync/errgroup"
-	"gonum.org/v1/gonum/stat"
-
-	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/bench/study"
+	"github.com/rackweave/rackweave/bench/study/simulate"
+	"github.com/rackweave/rackweave/bench/study/task"
+	"github.com/rackweave/rackweave/policy"
 )
 
-// Config selects what runs, and how often.
-type Config struct {
-	Only  []string  // names of studies. If empty, all
-	Seeds int       // trainings in each way; of balanced digits half as many
-	Log   io.Writer // shows the progress. It may be nil
-}
-
-// Study is the answer to a question.
-type Study struct {
-	Name, Title string
-	Rows        []Row
-	Findings    []string // in words, what the rows show
-}
-
-// Row is a way to deal rows, with the results of its trainings by their seeds.
-type Row struct {
-	Way      string
-	Accuracy []float64 // percent, of the images to test with
-	Loss     []float64
-	Time     []float64 // of an epoch, in those of a fast worker's batch; of study real, seconds
-}
-
-// Bounds of a configuration: more seeds are a mistake.
 const (
-	fewestSeeds = 3
-	maxSeeds    = 1000
+	rate   = 0.5 // of a gradient that is the mean of all workers' rows
+	epochs = 30
+	// An imbalanced problem has few images of the digits from rareFrom on. Its test is balanced.
+	rareFrom, rareRows = 7, 6
+	// fewestSeeds is the least number that variances are compared with, and speedSeeds the most that times are measured with.
+	fewestSeeds, speedSeeds = 3, 20
 )
 
-// plan is a question.
-type plan struct {
-	name, title string
-	imbalanced  bool
-	condition
-	// answer runs it. If nil, all ways train under the condition.
-	answer func(ctx context.Context, p *plan, cfg *Config, out io.Writer) (Study, error)
+// problem is the images to train and to test with.
+type problem struct{ train, test []task.Image }
+
+// newProblem divides the images into two thirds to train and a third to test with, in one way for all seeds.
+func newProblem(imbalanced bool) *problem {
+	train, test := task.Split(0, task.Images/3)
+	var rows [task.Classes]int
+	return &problem{test: test, train: slices.DeleteFunc(train, func(x task.Image) bool {
+		rows[x.Digit]++
+		return imbalanced && x.Digit >= rareFrom && rows[x.Digit] > rareRows
+	})}
 }
 
-var plans = []plan{
-	{name: "full-sync", title: "all digits, workers in step", condition: condition{synchronous: true, slow: 1}},
-	{name: "full-async", title: "all digits, asynchronous", condition: condition{slow: 1}},
-	{name: "full-slow", title: "all digits, asynchronous, one worker three times slower", condition: condition{slow: 3}},
-	{name: "imbalanced-sync", title: "three rare classes, workers in step", imbalanced: true,
-		condition: condition{synchronous: true, slow: 1}},
-	{name: "imbalanced-async", title: "three rare classes, asynchronous", imbalanced: true, condition: condition{slow: 1}},
-	{name: "imbalanced-slow", title: "three rare classes, asynchronous, one worker three times slower", imbalanced: true,
-		condition: condition{slow: 3}},
-	{name: "speed", title: "time of an epoch in which every row counts, over the least possible", answer: speed},
-	{name: "real", title: "the same by the clock, through an aggregator that deals the rows of a manifest", answer: through(realRow, realEpochs)},
+// task returns the task to learn the problem by softmax regression.
+func (p *problem) task(int) task.Task { return task.NewDigits(p.train, p.test) }
+
+// condition is the circumstances of a training.
+type condition struct {
+	synchronous bool
+	// slow is the time of the last worker's batch over the others'.
+	slow float64
+	// balanced divides each step's rows by the workers' speeds. Otherwise all have batches of one size.
+	balanced bool
+	// cover trains until each row was applied as often as there are epochs. Otherwise the rows in all count.
+	cover bool
 }
 
-// Names lists the studies.
-func Names() (names []string) {
-	for _, p := range plans {
-		names = append(names, p.name)
+// least returns the least time of an epoch that the workers' speeds allow, in those of a fast worker's row.
+func (c condition) least(p *problem) float64 { return float64(len(p.train)) / (workers - 1 + 1/c.slow) }
+
+// train trains in a way. Its time is that of an epoch over the least.
+func (w *way) train(ctx context.Context, p *problem, c condition, seed uint64) (o study.Outcome, err error) {
+	rows, err := w.open(p, c, seed)
+	if err != nil {
+		return o, err
 	}
-	return names
+	s := simulate.Setting{
+		Cluster: simulate.Cluster{Steps: []float64{1, 1, 1, c.slow}}, Task: p.task, LR: rate, Batch: workers * batch, Epochs: epochs,
+		Seed: seed, Rows: rows,
+	}
+	if c.cover {
+		s.Over = func() bool { return rows.short == 0 }
+	}
+	if !c.synchronous {
+		if s.Policy, err = policy.Parse("asp"); err != nil {
+			return o, err
+		}
+	}
+	o, err = simulate.Run(ctx, s)
+	o.Time *= batch / (epochs * c.least(p))
+	return o, err
 }
 
-// Run runs studies, prints their tables, and returns them.
-func Run(ctx context.Context, cfg Config, out io.Writer) (studies []Study, err error) {
-	if cfg.Seeds < fewestSeeds || cfg.Seeds > maxSeeds {
-		return nil, fmt.Errorf("%d seeds: use %d to %d, because variances are compared", cfg.Seeds, fewestSeeds, maxSeeds)
-	}
-	for _, name := range cfg.Only {
-		if names := Names(); !slices.Contains(names, name) {
-			return nil, fmt.Errorf("unknown study %q: use %s", name, strings.Join(names, ", "))
-		}
-	}
-	fmt.Fprintf(out, "# softmax regression of digits, SGD lr %g, %d workers with batches of %d, %d epochs; means and standard deviations of "+
-		"%d seeds, %d of balanced digits; differences of pairs ± 95%%\n", rate, workers, batch, epochs, cfg.Seeds, max(fewestSeeds, cfg.Seeds/2))
-	for _, p := range plans {
-		if len(cfg.Only) > 0 && !slices.Contains(cfg.Only, p.name) {
-			continue
-		}
-		answer := p.answer
-		if answer == nil {
-			answer = compare
-		}
-		fmt.Fprintf(out, "\n# %s: %s\n", p.name, p.title)
-		s, err := answer(ctx, &p, &cfg, out)
-		if err != nil {
-			return nil, fmt.Errorf("study %s: %w", p.name, err)
-		}
-		for _, f := range s.Findings {
-			fmt.Fprintf(out, "# %s\n", f)
-		}
-		studies = append(studies, s)
-	}
-	return studies, nil
+// Ways are the studies of ways to deal rows.
+var Ways = study.Group{
+	Head: fmt.Sprintf("softmax regression of digits, SGD lr %g, %d workers with batches of %d, %d epochs; means and standard deviations, "+
+		"differences of pairs ± 95%%; balanced digits have half of the seeds", rate, workers, batch, epochs),
+	Fewest: fewestSeeds, Because: ", because variances are compared",
+	Plans: []study.Plan{
+		compare("full-sync", "all digits, workers in step", false, condition{synchronous: true, slow: 1}),
+		compare("full-async", "all digits, asynchronous", false, condition{slow: 1}),
+		compare("full-slow", "all digits, asynchronous, one worker three times slower", false, condition{slow: 3}),
+		compare("imbalanced-sync", "three rare classes, workers in step", true, condition{synchronous: true, slow: 1}),
+		compare("imbalanced-async", "three rare classes, asynchronous", true, condition{slow: 1}),
+		compare("imbalanced-slow", "three rare classes, asynchronous, one worker three times slower", true, condition{slow: 3}),
+		speed(),
+		through(realRow, realEpochs),
+	},
 }
 
-// trial is a way under a condition.
-type trial struct {
-	name string
-	way  *way
-	condition
-}
-
-// runAll runs trials with all seeds on all processors.
-func runAll(ctx context.Context, label string, trials []trial, imbalanced bool, seeds int, log io.Writer) ([]Row, error) {
-	p, bar := newProblem(imbalanced), report.NewProgress(log, label, len(trials)*seeds)
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(runtime.GOMAXPROCS(0))
-	rows := make([]Row, len(trials))
-	for i, t := range trials {
-		r := &rows[i]
-		*r = Row{t.name, make([]float64, seeds), make([]float64, seeds), make([]float64, seeds)}
-		for seed := range seeds {
-			g.Go(func() error {
-				o, err := train(ctx, p, t.way, t.condition, uint64(seed+1))
-				if err != nil {
-					return fmt.Errorf("%s: %w", t.name, err)
-				}
-				r.Accuracy[seed], r.Loss[seed], r.Time[seed] = o.accuracy, o.loss, o.time
-				bar.Add(1)
-				return nil
-			})
-		}
-	}
-	return rows, g.Wait()
+// row returns a row of trainings in a way.
+func (w *way) row(name string, p *problem, c condition) study.Row {
+	return study.Row{Way: name, Train: func(ctx context.Context, run int) (study.Outcome, error) {
+		return w.train(ctx, p, c, uint64(run+1))
+	}}
 }
 
 // compare trains in all ways under one condition.
-func compare(ctx context.Context, p *plan, cfg *Config, out io.Writer) (s Study, err error) {
-	var trials []trial
-	for i := range ways {
-		trials = append(trials, trial{ways[i].name, &ways[i], p.condition})
+func compare(name, title string, imbalanced bool, c condition) study.Plan {
+	p := study.Plan{Name: name, Title: title, Setting: "virtual time", Heads: "way", Columns: columns, Tell: tellApart}
+	if !imbalanced {
+		p.Runs = func(seeds int) int { return max(fewestSeeds, seeds/2) }
 	}
-	seeds := cfg.Seeds
-	if !p.imbalanced {
-		seeds = max(fewestSeeds, seeds/2)
-	}
-	s = Study{Name: p.name, Title: p.title}
-	if s.Rows, err = runAll(ctx, p.name, trials, p.imbalanced, seeds, cfg.Log); err != nil {
-		return s, err
-	}
-	random := &s.Rows[0]
-	lines := [][]string{{"way", "accuracy %", "sd", "over random", "variance, random's over its", "p", "loss", "sd", "p"}}
-	apart, unequal := 0, 0
-	for i := range s.Rows {
-		r := &s.Rows[i]
-		accuracy, loss := compareTo(random.Accuracy, r.Accuracy), compareTo(random.Loss, r.Loss)
-		line := []string{r.Way, fmt.Sprintf("%.2f", accuracy.mean), fmt.Sprintf("%.2f", accuracy.sd), "", "", "",
-			fmt.Sprintf("%.4f", loss.mean), fmt.Sprintf("%.4f", loss.sd), ""}
-		if i > 0 {
-			line[3], line[4] = fmt.Sprintf("%+.2f ± %.2f", accuracy.over, accuracy.half), fmt.Sprintf("%.2f", accuracy.ratio)
-			line[5], line[8] = probability(accuracy.p), probability(loss.p)
-			if math.Abs(accuracy.over) > accuracy.half {
-				apart++
-			}
-			if accuracy.p < 0.05 {
-				unequal++
-			}
+	p.Rows = func(context.Context, *study.Config) ([]study.Row, error) {
+		rows, digits := make([]study.Row, len(ways)), newProblem(imbalanced)
+		for i := range ways {
+			rows[i] = ways[i].row(ways[i].name, digits, c)
+			rows[i].Base = &rows[0]
 		}
-		lines = append(lines, line)
+		return rows, nil
 	}
-	others := len(s.Rows) - 1
-	s.Findings = append(s.Findings, fmt.Sprintf("of %d ways, %d have a mean apart from random's at 95%%, and %d an unequal variance at p < .05: "+
-		"%.1f each are expected by chance", others, apart, unequal, 0.05*float64(others)))
-	return s, table(out, lines)
+	return p
 }
 
-// comparison compares values with the values of another way at the same seeds.
-type comparison struct {
-	mean, sd   float64
-	over, half float64 // the mean difference, and half its 95 % interval
-	ratio, p   float64 // the other variance over this one, and the probability of such a difference by chance
+// beside returns a column of how a row compares with random shards.
+func beside(head string, text func(own, random study.Values, r *study.Row) string, f study.Figure) study.Column {
+	return study.Column{Head: head, Text: func(r *study.Row) string {
+		if r == r.Base {
+			return ""
+		}
+		return text(r.Of(f), r.Base.Of(f), r)
+	}}
 }
 
-func compareTo(others, values []float64) (c comparison) {
-	c.mean, c.sd = stat.MeanStdDev(values, nil)
-	c.over, c.half = paired(values, others)
-	c.ratio = stat.Variance(others, nil) / stat.Variance(values, nil)
-	_, c.p = brownForsythe(values, others)
-	return c
+// of returns a column of a figure.
+func of(head, format string, f study.Figure, statistic func(study.Values) float64) study.Column {
+	return study.Column{Head: head, Text: func(r *study.Row) string { return fmt.Sprintf(format, statistic(r.Of(f))) }}
 }
 
-// probability writes one.
-func probability(p float64) string {
+var columns = []study.Column{
+	of("accuracy %", "%.2f", study.Accuracy, study.Values.Mean),
+	of("sd", "%.2f", study.Accuracy, study.Values.SD),
+	beside("over random", func(_, _ study.Values, r *study.Row) string {
+		return r.Above(r.Base, study.Accuracy).Interval("%+.2f", "%.2f")
+	}, study.Accuracy),
+	beside("variance, random's over its", func(own, random study.Values, _ *study.Row) string {
+		return fmt.Sprintf("%.2f", math.Pow(random.SD()/own.SD(), 2))
+	}, study.Accuracy),
+	beside("p", probability, study.Accuracy),
+	of("loss", "%.4f", study.Loss, study.Values.Mean),
+	of("loss's sd", "%.4f", study.Loss, study.Values.SD),
+	beside("loss's p", probability, study.Loss),
+}
+
+// probability prints that of variances as different as these by chance.
+func probability(own, random study.Values, _ *study.Row) string {
+	_, p := study.BrownForsythe(own, random)
 	if p < 0.001 {
 		return "<.001"
 	}
 	return strings.TrimPrefix(fmt.Sprintf("%.3f", p), "0")
 }
 
-// table prints lines of cells.
-func table(out io.Writer, lines [][]string) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	for _, cells := range lines {
-		fmt.Fprintln(w, strings.Join(cells, "\t"))
+func tellApart(s *study.Study) {
+	apart, unequal := 0, 0
+	for i := range s.Rows[1:] {
+		r := &s.Rows[i+1]
+		if over := r.Above(r.Base, study.Accuracy); math.Abs(over.Mean()) > over.Half() {
+			apart++
+		}
+		if _, p := study.BrownForsythe(r.Of(study.Accuracy), r.Base.Of(study.Accuracy)); p < 0.05 {
+			unequal++
+		}
 	}
-	return w.Flush()
+	others := len(s.Rows) - 1
+	s.Find("of %d ways, %d have a mean apart from random's at 95%%, and %d an unequal variance at p < .05: %.1f each are expected by "+
+		"chance", others, apart, unequal, 0.05*float64(others))
+}
+
+// timed returns a study of the time of an epoch in which every row counts.
+func timed(name, setting string) study.Plan {
+	return study.Plan{
+		Name: name, Title: "time of an epoch in which every row counts, over the least that the workers' speeds allow", Setting: setting,
+		Heads: "workers, training, way", Columns: []study.Column{
+			of("over the least", "%.2f", study.Time, study.Values.Mean), of("accuracy %", "%.2f", study.Accuracy, study.Values.Mean),
+		},
+	}
+}
+
+// speed compares the times that shards and a queue take.
+func speed() study.Plan {
+	p := timed("speed", "virtual time")
+	p.Runs = func(seeds int) int { return min(seeds, speedSeeds) }
+	p.Rows = func(context.Context, *study.Config) (rows []study.Row, err error) {
+		digits := newProblem(false)
+		for _, slow := range []float64{1, 3} {
+			for _, mode := range []struct {
+				name string
+				condition
+				ways []string
+			}{
+				{"in step", condition{synchronous: true, slow: slow, cover: true}, []string{"random", "queue"}},
+				{"in step, sizes by speed", condition{synchronous: true, slow: slow, cover: true, balanced: true}, []string{"queue", "sbatch"}},
+				{"asynchronous", condition{slow: slow, cover: true}, []string{"random", "queue", "sbatch"}},
+			} {
+				for _, name := range mode.ways {
+					rows = append(rows, find(name).row(fmt.Sprintf("1:%g, %s, %s", slow, mode.name, name), digits, mode.condition))
+				}
+			}
+		}
+		return rows, nil
+	}
+	p.Tell = func(s *study.Study) {
+		time := func(way string) float64 { return s.Row("", way).Of(study.Time).Mean() }
+		s.Find("with a slow worker, asynchronous shards take %.2f of a queue's time, and batches of one size in step %.2f of sizes by speed",
+			time("1:3, asynchronous, random")/time("1:3, asynchronous, queue"),
+			time("1:3, in step, random")/time("1:3, in step, sizes by speed, queue"))
+	}
+	return p
 }
 
 // find returns the way of a name.
 func find(name string) *way {
 	return &ways[slices.IndexFunc(ways, func(w way) bool { return w.name == name })]
-}
-
-// speedSeeds is the number of seeds that times are measured with at most.
-const speedSeeds = 20
-
-// speed compares the times that shards and a queue take.
-func speed(ctx context.Context, p *plan, cfg *Config, out io.Writer) (s Study, err error) {
-	var trials []trial
-	for _, slow := range []float64{1, 3} {
-		for _, mode := range []struct {
-			name string
-			condition
-			ways []string
-		}{
-			{"in step", condition{synchronous: true, slow: slow, cover: true}, []string{"random", "queue"}},
-			{"in step, sizes by speed", condition{synchronous: true, slow: slow, cover: true, balanced: true}, []string{"queue", "sbatch"}},
-			{"asynchronous", condition{slow: slow, cover: true}, []string{"random", "queue", "sbatch"}},
-		} {
-			for _, name := range mode.ways {
-				trials = append(trials, trial{fmt.Sprintf("1:%g, %s, %s", slow, mode.name, name), find(name), mode.condition})
-			}
-		}
-	}
-	s = Study{Name: p.name, Title: p.title}
-	if s.Rows, err = runAll(ctx, p.name, trials, false, min(cfg.Seeds, speedSeeds), cfg.Log); err != nil {
-		return s, err
-	}
-	lines, times := [][]string{{"workers, training, way", "time over ideal", "accuracy %"}}, map[string]float64{}
-	for i, r := range s.Rows {
-		ideal := float64(len(newProblem(false).train)) / batch / (workers - 1 + 1/trials[i].slow)
-		times[r.Way] = stat.Mean(r.Time, nil)
-		lines = append(lines, []string{r.Way, fmt.Sprintf("%.2f", times[r.Way]/ideal), fmt.Sprintf("%.2f", stat.Mean(r.Accuracy, nil))})
-	}
-	s.Findings = []string{
-		fmt.Sprintf("with a slow worker, asynchronous shards take %.2f of a queue's time, and batches of one size in step %.2f of sizes by speed",
-			times["1:3, asynchronous, random"]/times["1:3, asynchronous, queue"],
-			times["1:3, in step, random"]/times["1:3, in step, sizes by speed, queue"]),
-	}
-	return s, table(out, lines)
 }

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/rackweave/rackweave/bench/study/samples"
+	"github.com/rackweave/rackweave/bench/study/task"
 	"github.com/rackweave/rackweave/data"
 	"github.com/rackweave/rackweave/data/cluster"
 )
@@ -23,7 +23,14 @@ type way struct {
 	divide func(groups [][]int, seed uint64) ([][]int, error)
 }
 
-func byDigit(p *problem, _ uint64) ([][]int, error) { return p.classes(), nil }
+func byDigit(p *problem, _ uint64) ([][]int, error) {
+	groups := make([][]int, task.Classes)
+	for i := range p.train {
+		digit := p.train[i].Digit
+		groups[digit] = append(groups[digit], i)
+	}
+	return groups, nil
+}
 
 // alike divides the rows into k clusters by what they look like.
 func alike(k int) func(*problem, uint64) ([][]int, error) {
@@ -36,7 +43,7 @@ func alike(k int) func(*problem, uint64) ([][]int, error) {
 		}
 		groups, row := make([][]int, k), 0
 		all := func(f func([]float64) error) error { return f(x) }
-		_, err := cluster.Divide(all, samples.Pixels, cluster.Config{K: k, Seed: seed}, func(g int) error {
+		_, err := cluster.Divide(all, task.Pixels, cluster.Config{K: k, Seed: seed}, func(g int) error {
 			groups[g] = append(groups[g], row)
 			row++
 			return nil
@@ -132,25 +139,35 @@ func (s *sequence) at(epoch, position uint64) int {
 type supply struct {
 	dealer data.Dealer
 	shards []sequence // of the workers, or one of all
-	next   [workers]struct{ seq, epoch uint64 }
+	next   [workers]struct {
+		seq, epoch uint64
+		rows       []int
+	}
+	sizes  *data.Batches // by the workers' speeds. If nil, all have batches of one size
+	counts []int         // of each row: how often it was applied
+	short  int           // rows that were applied less often than there are epochs
 }
 
 // open prepares a way's dealing.
-func (w *way) open(p *problem, synchronous bool, seed uint64) (s *supply, err error) {
-	all := make([]int, len(p.train))
-	for i := range all {
-		all[i] = i
+func (w *way) open(p *problem, c condition, seed uint64) (s *supply, err error) {
+	n := len(p.train)
+	groups := [][]int{nil}
+	for i := range n {
+		groups[0] = append(groups[0], i)
 	}
-	groups := [][]int{all}
 	if w.groups != nil {
 		if groups, err = w.groups(p, seed); err != nil {
 			return nil, err
 		}
 	}
-	s = &supply{shards: []sequence{{groups: groups, seed: seed}}}
-	n := uint64(len(all))
+	s = &supply{shards: []sequence{{groups: groups, seed: seed}}, counts: make([]int, n), short: n}
+	if c.balanced {
+		if s.sizes, err = data.NewBatches(workers*batch, workers); err != nil {
+			return nil, err
+		}
+	}
 	if w.divide == nil {
-		s.dealer, err = data.NewLedger(n, workers, synchronous, data.State{})
+		s.dealer, err = data.NewLedger(uint64(n), workers, c.synchronous, data.State{})
 		return s, err
 	}
 	shards, err := w.divide(groups, seed)
@@ -161,38 +178,52 @@ func (w *way) open(p *problem, synchronous bool, seed uint64) (s *supply, err er
 	for rank, rows := range shards {
 		s.shards = append(s.shards, sequence{groups: [][]int{rows}, seed: seed<<8 + uint64(rank) + 1})
 	}
-	s.dealer, err = data.NewFixed(n, slices.Repeat([]uint64{batch}, workers), true, data.State{})
+	s.dealer, err = data.NewFixed(uint64(n), slices.Repeat([]uint64{batch}, workers), true, data.State{})
 	return s, err
 }
 
-// take leases a worker's next batch of at most so many rows, in the next epoch if this one is over. Without rows the worker must
-// wait for others, or take part in their step with nothing.
-func (s *supply) take(worker, count int) (rows []int, err error) {
-	n := &s.next[worker]
+// Next leases a worker's next batch, in the next epoch if this one is over.
+func (s *supply) Next(worker int) ([]int, error) {
+	n, count := &s.next[worker], batch
+	if s.sizes != nil {
+		count = s.sizes.Sizes()[worker]
+	}
 	for {
 		n.seq++
 		l, err := s.dealer.Next(worker, n.seq, n.epoch, uint64(count))
-		switch {
-		case err != nil:
+		if err != nil {
 			return nil, fmt.Errorf("batch %d of worker %d: %w", n.seq, worker, err)
-		case l.End:
+		}
+		if l.End {
 			n.epoch++
 			continue
 		}
+		n.rows = nil
 		for _, r := range l.Ranges {
 			for at := r.From; at < r.To; at++ {
 				if len(s.shards) == 1 {
-					rows = append(rows, s.shards[0].at(r.Epoch, at))
+					n.rows = append(n.rows, s.shards[0].at(r.Epoch, at))
 					continue
 				}
 				own := &s.shards[worker]
 				size := uint64(len(own.groups[0]))
-				rows = append(rows, own.at(at/size, at%size))
+				n.rows = append(n.rows, own.at(at/size, at%size))
 			}
 		}
-		return rows, nil
+		return n.rows, nil
 	}
 }
 
-// applied reports that a worker's last batch is in the model.
-func (s *supply) applied(worker int) error { return s.dealer.Done(worker, s.next[worker].seq) }
+// Done counts the rows of a worker's batch.
+func (s *supply) Done(worker int, took float64) error {
+	n := &s.next[worker]
+	if s.sizes != nil {
+		s.sizes.Took(worker, len(n.rows), took)
+	}
+	for _, row := range n.rows {
+		if s.counts[row]++; s.counts[row] == epochs {
+			s.short--
+		}
+	}
+	return s.dealer.Done(worker, n.seq)
+}

@@ -6,24 +6,16 @@ import (
 	"math"
 	"math/rand/v2"
 
+	"github.com/rackweave/rackweave/bench/study"
+	"github.com/rackweave/rackweave/bench/study/task"
 	"github.com/rackweave/rackweave/codec"
 	"github.com/rackweave/rackweave/policy/ratecontrol"
 )
 
-// task is a network, and what it learns.
-type task interface {
-	fresh(*rand.Rand) []float32
-	// gradient sets g to the mean gradient of samples.
-	gradient(params, g []float32, samples []int)
-	test(params []float32) (loss, accuracy float64)
-	// shards divides the samples among workers, who are alike or, if skewed, have samples of their own kinds.
-	shards(workers int, skewed bool) [][]int
-}
-
 // coded is the training that ways to shorten gradients are compared in.
 type coded struct {
 	name    string
-	task    func(fold int) task
+	task    func(fold int) task.Task
 	skewed  bool
 	adam    bool      // else SGD with momentum
 	rates   []float64 // learning rates; each way trains with its best one
@@ -32,6 +24,16 @@ type coded struct {
 	payload int // elements
 	every   int // steps between tests
 	decay   int // the step from which the rate is a tenth. If 0, never
+	target  float64
+}
+
+// codedSetting is such a training in a way.
+type codedSetting struct {
+	coded
+	scheme
+	rate float64
+	fold int
+	seed uint64
 }
 
 const (
@@ -55,44 +57,23 @@ func (c *coded) describe() string {
 		kind += fmt.Sprintf("; lr a tenth from step %d on", c.decay)
 	}
 	return fmt.Sprintf("%s, %s, lr the best of %v, %d workers in step with %d samples each, %s; %d steps, payloads of %d elements with "+
-		"headers", c.name, rule, c.rates, codedWorkers, c.batch, kind, c.steps, c.payload)
+		"headers; the target is a loss of %g", c.name, rule, c.rates, codedWorkers, c.batch, kind, c.steps, c.payload, c.target)
 }
 
 // diverged counts as the loss of a training whose loss is larger, or not a number.
 const diverged = 100
 
-// Point is a moment of a training.
-type Point struct {
-	Step           int
-	Bytes          float64 // that a worker sent and received until then
-	Loss, Accuracy float64
-}
-
-// shard is a worker's samples, in the order of its epoch.
-type shard struct{ samples, order []int }
-
-func (s *shard) draw(chance *rand.Rand, n int) (batch []int) {
-	for range n {
-		if len(s.order) == 0 {
-			s.order = chance.Perm(len(s.samples))
-		}
-		batch, s.order = append(batch, s.samples[s.order[0]]), s.order[1:]
-	}
-	return batch
-}
-
 // codedWorker is a worker, with its way to the aggregator.
 type codedWorker struct {
-	shard
+	task.Shuffled
 	rule // of local steps; without them the first worker's is the aggregator's
 	*codec.Stream
 }
 
 // codedRun is a training under way.
 type codedRun struct {
-	*coded
-	*Setting
-	task
+	codedSetting
+	task.Task
 	round, step int
 	local       int // steps of a worker in the round
 	chance      *rand.Rand
@@ -109,21 +90,21 @@ type codedRun struct {
 }
 
 // start prepares a training.
-func (c *coded) start(s *Setting) (r *codedRun, err error) {
-	t := c.task(s.Fold)
-	params := t.fresh(rand.New(rand.NewPCG(s.Seed, 1)))
+func (s codedSetting) start() (r *codedRun, err error) {
+	t := s.task(s.fold)
+	params := t.Fresh(random(s.seed, 1))
 	n := len(params)
 	r = &codedRun{
-		coded: c, Setting: s, task: t, chance: rand.New(rand.NewPCG(s.Seed, 2)), params: params, g: make([]float32, n),
-		sum: make([]float32, n), local: max(1, s.interval(1, s.drift)),
-		answers: codec.NewStream(s.Down, n, c.payload, codec.Key{Seed: s.Seed, Rank: codedWorkers}),
+		codedSetting: s, Task: t, chance: random(s.seed, 2), params: params, g: make([]float32, n), sum: make([]float32, n),
+		local:   max(1, s.interval(1, s.drift)),
+		answers: codec.NewStream(s.Down, n, s.payload, codec.Key{Seed: s.seed, Rank: codedWorkers}),
 	}
 	copy(r.answers.Kept, params)
 	r.answers.Sent = func(_ int, _ []float32, p []byte) { r.got += codedWorkers * len(p) }
-	for w, samples := range t.shards(codedWorkers, c.skewed) {
-		stream := codec.NewStream(s.Up, n, c.payload, codec.Key{Seed: s.Seed, Rank: uint32(w)})
+	for w, samples := range t.Shards(codedWorkers, s.skewed) {
+		stream := codec.NewStream(s.Up, n, s.payload, codec.Key{Seed: s.seed, Rank: uint32(w)})
 		stream.Sent = r.count
-		r.workers = append(r.workers, codedWorker{shard{samples: samples}, newRule(c.adam, s.LR, n), stream})
+		r.workers = append(r.workers, codedWorker{task.Shuffled{Samples: samples}, newRule(s.adam, s.rate, n), stream})
 	}
 	if s.Auto != "" {
 		err = r.control()
@@ -131,11 +112,12 @@ func (c *coded) start(s *Setting) (r *codedRun, err error) {
 	return r, err
 }
 
-func (c *coded) train(ctx context.Context, s *Setting) (o Outcome, err error) {
-	r, err := c.start(s)
-	for err == nil && r.step < c.steps {
+// train trains.
+func (s codedSetting) train(ctx context.Context) (o study.Outcome, err error) {
+	r, err := s.start()
+	for err == nil && r.step < s.steps {
 		before := r.step
-		if r.exchange(); r.step/c.every > before/c.every || r.step == c.steps {
+		if r.exchange(); r.step/s.every > before/s.every || r.step == s.steps {
 			r.look(&o)
 			err = context.Cause(ctx)
 		}
@@ -143,20 +125,21 @@ func (c *coded) train(ctx context.Context, s *Setting) (o Outcome, err error) {
 	if err != nil {
 		return o, err
 	}
-	bits := 8 / float64(len(r.params)*codedWorkers*c.steps)
-	o.Up, o.Down, o.Pushes, o.Time = bits*float64(r.sent), bits*float64(r.got), uint64(r.round), float64(r.step)
+	bits := 8 / float64(len(r.params)*codedWorkers*s.steps)
+	o.Up, o.Down, o.Pushes, o.Time = bits*float64(r.sent), bits*float64(r.got), float64(r.round), float64(r.step)
+	o.Rate = s.rate
 	return o, nil
 }
 
 // look tests the parameters that the workers hold.
-func (r *codedRun) look(o *Outcome) {
-	o.Loss, o.Accuracy = r.test(r.answers.Kept)
+func (r *codedRun) look(o *study.Outcome) {
+	o.Loss, o.Accuracy = r.Test(r.answers.Kept)
 	if !(o.Loss < diverged) {
 		o.Loss = diverged
 	}
-	p := Point{r.step, float64(r.sent+r.got) / codedWorkers, o.Loss, o.Accuracy}
+	p := study.Point{Step: r.step, Bytes: float64(r.sent+r.got) / codedWorkers, Loss: o.Loss, Accuracy: o.Accuracy}
 	o.Curve = append(o.Curve, p)
-	if o.ToTarget == 0 && p.Loss <= r.Target {
+	if o.ToTarget == 0 && p.Loss <= r.target {
 		o.ToTarget, o.Bytes = float64(p.Step), p.Bytes
 	}
 }
@@ -165,9 +148,9 @@ func (r *codedRun) look(o *Outcome) {
 func (r *codedRun) exchange() {
 	clear(r.sum)
 	factor := float32(1)
-	if r.decay > 0 && r.step >= r.decay && r.workers[0].rate == r.LR {
+	if r.decay > 0 && r.step >= r.decay && r.workers[0].rule.rate == r.rate {
 		for w := range r.workers {
-			r.workers[w].rate /= 10
+			r.workers[w].rule.rate /= 10
 		}
 		if r.scheme.local == 0 {
 			factor = 10 // residuals are gradients of the old rate
@@ -178,7 +161,7 @@ func (r *codedRun) exchange() {
 		if r.scheme.local > 0 {
 			farthest = max(farthest, r.walk(w, steps))
 		} else {
-			r.gradient(r.answers.Kept, r.g, r.workers[w].draw(r.chance, r.batch))
+			r.Gradient(r.answers.Kept, r.g, r.workers[w].Draw(r.chance, r.batch))
 		}
 		if r.controller != nil && w == 0 {
 			r.begin()

@@ -2,73 +2,28 @@ package learn
 
 import (
 	"math"
-	"math/rand/v2"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/rackweave/rackweave/bench/study"
+	"github.com/rackweave/rackweave/bench/study/task"
 )
 
-func TestTransformersGradientIsTheSlopeOfItsLoss(t *testing.T) {
-	chance := rand.New(rand.NewPCG(7, 7))
-	r := newReading(0).(*reading)
-	n, g := r.fresh(chance), make([]float32, transformerSize)
-	batch := []int{100, 5000}
-	loss := func() (sum float64) {
-		for _, first := range batch {
-			l, _ := (*transformer)(n).forward(&r.pass, r.text[first:])
-			sum += l / float64(window*len(batch))
-		}
-		return sum
-	}
-	r.gradient(n, g, batch)
-	const step = 5e-3
-	for range 100 {
-		i := chance.IntN(transformerSize)
-		was := n[i]
-		n[i] = was + step
-		up := loss()
-		n[i] = was - step
-		down := loss()
-		n[i] = was
-		if slope := (up - down) / (2 * step); math.Abs(slope-float64(g[i])) > 2e-3 {
-			t.Errorf("parameter %d: slope %g, gradient %g", i, slope, g[i])
-		}
-	}
-}
-
-func TestTextIsDividedWithoutRemainder(t *testing.T) {
-	for fold := range Folds {
-		r := newReading(fold).(*reading)
-		if len(r.tests) != textPart || len(r.text) != textLength-textPart {
-			t.Errorf("fold %d trains with %d letters and tests with %d", fold, len(r.text), len(r.tests))
-		}
-		for _, skewed := range []bool{false, true} {
-			windows := 0
-			for _, part := range r.shards(codedWorkers, skewed) {
-				windows += len(part)
-			}
-			if want := (textLength - textPart - window + window/2 - 1) / (window / 2); windows != want {
-				t.Errorf("fold %d: %d windows, want %d", fold, windows, want)
-			}
-		}
-	}
-}
-
 // settingOf returns a setting of a training in a way.
-func settingOf(t *testing.T, c coded, way string, rate float64) Setting {
+func settingOf(t *testing.T, c coded, way string, rate float64) codedSetting {
 	t.Helper()
 	s, err := parseScheme(way)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Setting{coded: &c, scheme: s, LR: rate, Seed: 1}
+	return codedSetting{coded: c, scheme: s, rate: rate, seed: 1}
 }
 
-func trainCoded(t *testing.T, c coded, way string, rate float64) Outcome {
+func trainCoded(t *testing.T, c coded, way string, rate float64) study.Outcome {
 	t.Helper()
-	o, err := Run(t.Context(), settingOf(t, c, way, rate))
+	o, err := settingOf(t, c, way, rate).train(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,20 +41,20 @@ func TestSkewedDigitsShowWhatFeedbackIsFor(t *testing.T) {
 	oneGoroutine(t)
 	c := shortly(onDigits(true), 200)
 	f32 := trainCoded(t, c, "none", 0.05)
-	if f32.Up != 32 || f32.Down != 32 || f32.Accuracy < 0.94 {
+	if f32.Up != 32 || f32.Down != 32 || f32.Accuracy < 94 {
 		t.Fatalf("f32 sends %v bits, receives %v, and recognises %v", f32.Up, f32.Down, f32.Accuracy)
 	}
 	for way, want := range map[string]struct {
 		up, down float64
 		within   float64 // of f32's accuracy. If negative, it must be worse than that
 	}{
-		"int8": {8.25, 32, 0.01}, "int4": {4.25, 32, 0.01}, "topk:10%": {4.4, 32, 0.02}, "sign": {1.25, 32, 0.04},
-		"int4/int8": {4.25, 8.25, 0.01}, "sign " + noFeedback: {1.25, 32, -0.03}, "topk:1% " + noFeedback: {0.66, 32, -0.05},
+		"int8": {8.25, 32, 1}, "int4": {4.25, 32, 1}, "topk:10%": {4.4, 32, 2}, "sign": {1.25, 32, 4},
+		"int4/int8": {4.25, 8.25, 1}, "sign " + noFeedback: {1.25, 32, -3}, "topk:1% " + noFeedback: {0.66, 32, -5},
 	} {
 		o := trainCoded(t, c, way, 0.05)
 		lost := f32.Accuracy - o.Accuracy
 		if o.Up > want.up || o.Down > want.down || want.within > 0 && lost > want.within || want.within < 0 && lost < -want.within {
-			t.Errorf("%s: %.2f bits up, %.2f down, want at most %.2f and %.2f; accuracy %.3f, f32's %.3f", way, o.Up, o.Down, want.up,
+			t.Errorf("%s: %.2f bits up, %.2f down, want at most %.2f and %.2f; accuracy %.1f, f32's %.1f", way, o.Up, o.Down, want.up,
 				want.down, o.Accuracy, f32.Accuracy)
 		}
 	}
@@ -110,25 +65,25 @@ func TestRawPayloadsAreTheMeanOfTheGradients(t *testing.T) {
 	for _, c := range []coded{onDigits(true), withAdam(onText(false))} {
 		c = shortly(c, 10)
 		got := trainCoded(t, c, "none", 0.01).Curve[0]
-		task, chance := c.task(0), rand.New(rand.NewPCG(1, 2))
-		params := task.fresh(rand.New(rand.NewPCG(1, 1)))
+		learner, chance := c.task(0), random(1, 2)
+		params := learner.Fresh(random(1, 1))
 		g := make([]float32, len(params))
 		rule := newRule(c.adam, 0.01, len(params))
-		shards := make([]shard, codedWorkers)
-		for w, samples := range task.shards(codedWorkers, c.skewed) {
-			shards[w].samples = samples
+		shards := make([]task.Shuffled, codedWorkers)
+		for w, samples := range learner.Shards(codedWorkers, c.skewed) {
+			shards[w].Samples = samples
 		}
 		for range c.steps {
 			sum := make([]float32, len(params))
 			for w := range shards {
-				task.gradient(params, g, shards[w].draw(chance, c.batch))
+				learner.Gradient(params, g, shards[w].Draw(chance, c.batch))
 				for i, v := range g {
 					sum[i] += v / codedWorkers
 				}
 			}
 			rule.update(params, sum)
 		}
-		if loss, _ := task.test(params); got.Loss != loss || got.Step != 10 || got.Bytes != float64(10*8*len(params)) {
+		if loss, _ := learner.Test(params); got.Loss != loss || got.Step != 10 || got.Bytes != float64(10*8*len(params)) {
 			t.Errorf("%s: %+v, want a loss of %v", c.name, got, loss)
 		}
 	}
@@ -136,30 +91,29 @@ func TestRawPayloadsAreTheMeanOfTheGradients(t *testing.T) {
 
 func TestCompressionIsStudiedAlikeEveryTime(t *testing.T) {
 	oneGoroutine(t)
-	var before []Row
+	var before string
 	for range 2 {
 		c := shortly(onDigits(true), 20)
 		c.every, c.rates = 10, []float64{0.05, 50}
-		p := study("digits", "Digits", c, 1, "", "topk:1%", "int4:stochastic/int8")
-		if err := p.run(t.Context(), &Config{Seeds: 2}); err != nil {
+		var table strings.Builder
+		g := study.Group{Plans: []study.Plan{compared("digits", "Digits", c, "", "topk:1%", "int4:stochastic/int8")}}
+		studies, err := g.Run(t.Context(), study.Config{Seeds: 2}, &table)
+		if err != nil {
 			t.Fatal(err)
 		}
-		for _, r := range p.rows {
-			if r.Rate != 0.05 || len(r.Curve) != 2 || r.Curve[1].Bytes != 2*r.Curve[0].Bytes || r.Runs != 2 {
+		for _, r := range studies[0].Rows {
+			o := &r.Runs[1]
+			if o.Rate != 0.05 || len(o.Curve) != 2 || o.Curve[1].Bytes != 2*o.Curve[0].Bytes || len(r.Runs) != 2 {
 				t.Errorf("%+v", r)
 			}
 		}
-		if before != nil && !reflect.DeepEqual(p.rows, before) {
-			t.Errorf("%+v\nwas\n%+v", p.rows, before)
+		if before != "" && table.String() != before {
+			t.Errorf("%s\nwas\n%s", table.String(), before)
 		}
-		before = p.rows
-		var table strings.Builder
-		if err := p.write(&table); err != nil {
-			t.Fatal(err)
-		}
+		before = table.String()
 		for _, want := range []string{"# digits: Digits\n", "of kinds of their own", "\ncodec ", "\nint4:stochastic/int8 "} {
-			if !strings.Contains(table.String(), want) {
-				t.Errorf("no %q in\n%s", want, table.String())
+			if !strings.Contains(before, want) {
+				t.Errorf("no %q in\n%s", want, before)
 			}
 		}
 	}
@@ -167,8 +121,8 @@ func TestCompressionIsStudiedAlikeEveryTime(t *testing.T) {
 
 func TestEachWayHasWordsThatAreKnown(t *testing.T) {
 	known := regexp.MustCompile(`^\S+( (raw|every|drift)=[0-9.]+)?,?( without feedback| at random)?$`)
-	for _, p := range compressions {
-		for _, way := range p.ways {
+	for _, ways := range [][]string{digitWays, textWays, adamWays, aceWays, tightWays} {
+		for _, way := range ways {
 			if s, err := parseScheme(way); err != nil || !known.MatchString(way) || s.name != way {
 				t.Errorf("%s: %+v, %v", way, s, err)
 			}
@@ -179,7 +133,7 @@ func TestEachWayHasWordsThatAreKnown(t *testing.T) {
 	} {
 		s, err := parseScheme(way)
 		if err == nil {
-			_, err = Run(t.Context(), Setting{coded: &coded{task: newRecognition, payload: 1024}, scheme: s})
+			_, err = codedSetting{coded: coded{task: digits, payload: 1024}, scheme: s}.train(t.Context())
 		}
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", way, err, want)
@@ -218,7 +172,7 @@ func TestControlledPayloadsKeepToTheirBudget(t *testing.T) {
 	oneGoroutine(t)
 	c := shortly(onText(true), 16)
 	before := make(map[float64]string)
-	for _, way := range compressions[len(compressions)-1].ways {
+	for _, way := range tightWays {
 		if !strings.HasPrefix(way, "auto:budget=0.08") {
 			continue
 		}
@@ -238,8 +192,7 @@ func TestControlledPayloadsKeepToTheirBudget(t *testing.T) {
 func TestResidualsFollowTheRate(t *testing.T) {
 	c := shortly(onText(false), 6)
 	c.decay = 3
-	s := settingOf(t, c, "sign", 0.1)
-	r, err := c.start(&s)
+	r, err := settingOf(t, c, "sign", 0.1).start()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,8 +212,8 @@ func TestResidualsFollowTheRate(t *testing.T) {
 			}
 		}
 	}
-	if r.workers[0].rate != 0.1/10 {
-		t.Errorf("the rate is %v", r.workers[0].rate)
+	if r.workers[0].rule.rate != 0.1/10 {
+		t.Errorf("the rate is %v", r.workers[0].rule.rate)
 	}
 }
 
@@ -269,15 +222,16 @@ func TestDenseCodecsLearnAsF32(t *testing.T) {
 	if !long() {
 		t.Skip("RACKWEAVE_LONG is not set: 20 pairs of trainings for each codec take minutes")
 	}
-	for _, p := range compressions[:3] {
-		p.ways = []string{"int8", "int4"}
-		if err := p.run(t.Context(), &Config{Seeds: 20}); err != nil {
+	for _, c := range []coded{onDigits(false), onDigits(true), onText(false, 0.05, 0.1)} {
+		p := compared("", "", c, "", "int8", "int4")
+		s, err := p.Run(t.Context(), &study.Config{Seeds: 20})
+		if err != nil {
 			t.Fatal(err)
 		}
-		for _, r := range p.rows[1:] {
-			if math.Abs(r.Gain.Mean)+r.Gain.Half > 0.3 {
-				t.Errorf("%s, %s: %+.2f ± %.2f points over none, want at most 0.3 either way", p.name, r.Way, r.Gain.Mean,
-					r.Gain.Half)
+		for i := range s.Rows[1:] {
+			r := &s.Rows[i+1]
+			if over := r.Above(r.Base, study.Accuracy); math.Abs(over.Mean())+over.Half() > 0.3 {
+				t.Errorf("%s, %s: %s points over none, want at most 0.3 either way", c.name, r.Way, over.Interval("%+.2f", "%.2f"))
 			}
 		}
 	}

@@ -3,29 +3,31 @@ package learn
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 
 	"github.com/rackweave/rackweave/bench/report"
+	"github.com/rackweave/rackweave/bench/study"
+	"github.com/rackweave/rackweave/bench/study/task"
 )
 
-// compressions are the studies of ways to shorten gradients.
-var compressions = []plan{
-	study("digits", "Handwritten digits", onDigits(false), targetLoss, "", digitWays...),
-	study("digits-skewed", "The same, where each worker has two or three of the digits", onDigits(true), targetLoss, "", digitWays...),
-	study("text", "A small transformer predicts the next letter", onText(false, 0.05, 0.1), textLoss, "", textWays...),
-	study("text-skewed", "The same, where each worker reads its own quarter of the text", onText(true, 0.05, 0.1), textLoss, "",
+// Codecs are the studies of ways to shorten gradients.
+var Codecs = study.Group{Head: "medians and quartiles, means ± 95%", Fewest: 1, Plans: []study.Plan{
+	compared("digits", "Handwritten digits", onDigits(false), "", digitWays...),
+	compared("digits-skewed", "The same, where each worker has two or three of the digits", onDigits(true), "", digitWays...),
+	compared("text", "A small transformer predicts the next letter", onText(false, 0.05, 0.1), "", textWays...),
+	compared("text-skewed", "The same, where each worker reads its own quarter of the text", onText(true, 0.05, 0.1), "",
 		textWays...),
-	study("text-adam", "The transformer with Adam", withAdam(onText(false, 0.005, 0.01)), textLoss, "", adamWays...),
+	compared("text-adam", "The transformer with Adam", withAdam(onText(false, 0.005, 0.01)), "", adamWays...),
 	// ACE-Sync beside the others of its Table 1, itself without its parts, and our controller. All have one rate: with another, the
 	// same drift would be another distance.
-	study("ace", "ACE-Sync's Table 1 as relations", onText(false, 0.1), textLoss, aceSync, aceWays...),
-	study("ace-skewed", "The same, where each worker reads its own quarter of the text", onText(true, 0.1), textLoss, aceSync,
+	compared("ace", "ACE-Sync's Table 1 as relations", onText(false, 0.1), aceSync, aceWays...),
+	compared("ace-skewed", "The same, where each worker reads its own quarter of the text", onText(true, 0.1), aceSync,
 		aceWays...),
 	// Here the budget lets few groups have more than a bit.
-	study("tight", "Controllers within 0.08 of the bytes; each worker reads its own quarter of the text", onText(true, 0.05, 0.1),
-		textLoss, tightLaw+tightLadder, "topk:5.1%", tightLaw+tightLadder, tightLaw+tightLadder+" "+atRandom,
-		tightLaw+tightLadder+" "+noFeedback, "auto:budget=0.08,"+tightLadder),
-}
+	compared("tight", "Controllers within 0.08 of the bytes; each worker reads its own quarter of the text", onText(true, 0.05, 0.1),
+		tightACE, tightWays...),
+}}
 
 const (
 	textLoss = 2.4 // the target
@@ -34,7 +36,8 @@ const (
 	aceWay  = "auto:budget=0.8,law=ace,codecs=int4:stochastic"
 	aceSync = aceWay + " drift=0.02"
 
-	tightLadder, tightLaw = "codecs=int4+sign+topk:1%", "auto:budget=0.08,law=ace,"
+	tightLadder = "codecs=int4+sign+topk:1%"
+	tightACE    = "auto:budget=0.08,law=ace," + tightLadder
 )
 
 var (
@@ -45,23 +48,44 @@ var (
 		"int4 raw=200", "sign", "topk:1%"}
 	aceWays = []string{"topk:36.5%", "none every=2", aceSync, aceSync + ", " + atRandom, aceSync + ", " + noFeedback,
 		aceWay + " every=2", "auto:budget=0.4,codecs=int8+int4+sign,answers=int8"}
+	tightWays = []string{"topk:5.1%", tightACE, tightACE + " " + atRandom, tightACE + " " + noFeedback,
+		"auto:budget=0.08," + tightLadder}
 )
 
-// study compares ways with none or, if than is not empty, also with that way.
-func study(name, title string, c coded, target float64, than string, ways ...string) plan {
-	p := plan{
-		name: name, title: title, note: fmt.Sprintf("the target is a loss of %g", target), way: "codec", columns: codedColumns,
-		clusters: []Cluster{{}}, base: Setting{coded: &c, scheme: scheme{name: "none", feedback: true}, Target: target}, ways: ways}
+// compared compares ways with none or, if than is not empty, also with that way.
+func compared(name, title string, c coded, than string, ways ...string) study.Plan {
+	p := study.Plan{Name: name, Title: title, Setting: c.describe(), Heads: "codec", Columns: codedColumns}
 	if than != "" {
-		p.way, p.than, p.columns = "way", than, append(slices.Clip(codedColumns), overThan)
+		p.Heads, p.Columns = "way", append(slices.Clip(p.Columns), above("points over ace", func(r *study.Row) *study.Row {
+			return r.Beside(than)
+		}))
+	}
+	p.Rows = func(ctx context.Context, cfg *study.Config) ([]study.Row, error) {
+		rows := make([]study.Row, 1+len(ways))
+		settings := make([]codedSetting, len(rows))
+		for i, way := range append([]string{"none"}, ways...) {
+			scheme, err := parseScheme(way)
+			if err != nil {
+				return nil, err
+			}
+			s := &settings[i]
+			s.coded, s.scheme = c, scheme
+			rows[i] = study.Row{Way: way, Base: &rows[0], Train: func(ctx context.Context, run int) (study.Outcome, error) {
+				s := *s
+				s.seed = uint64(run + 1)
+				return s.train(ctx)
+			}}
+		}
+		return rows, tune(ctx, cfg, name, settings)
 	}
 	return p
 }
 
 func onDigits(skewed bool) coded {
 	return coded{
-		name: "digits", task: newRecognition, skewed: skewed, rates: []float64{0.02, 0.05, 0.1, 0.2}, steps: 400, batch: 32,
+		name: "digits", task: digits, skewed: skewed, rates: []float64{0.02, 0.05, 0.1, 0.2}, steps: 400, batch: 32,
 		payload: 1024, every: 10,
+		target: targetLoss,
 	}
 }
 
@@ -70,8 +94,10 @@ const textPayload = 1156
 
 func onText(skewed bool, rates ...float64) coded {
 	return coded{
-		name: fmt.Sprintf("%d letters of Opticks, transformer of %d parameters", textLength, transformerSize), task: newReading,
+		name:   fmt.Sprintf("%d letters of Opticks, transformer of %d parameters", task.TextLength, task.TransformerSize),
+		task:   task.NewText,
 		skewed: skewed, rates: rates, steps: 400, batch: 2, payload: textPayload, every: 20, decay: 300,
+		target: textLoss,
 	}
 }
 
@@ -80,41 +106,31 @@ func withAdam(c coded) coded {
 	return c
 }
 
-var (
-	codedRate = column{"lr", func(r *Row) string { return fmt.Sprint(r.Rate) }}
-	bitsUp    = column{"bits up", func(r *Row) string { return fmt.Sprintf("%.2f", r.Up) }}
-	bitsDown  = column{"bits down", func(r *Row) string { return fmt.Sprintf("%.2f", r.Down) }}
-	overNone  = column{"points over none", gain.text}
-	codedLoss = column{"loss", func(r *Row) string { return fmt.Sprintf("%.3f ± %.3f", r.Loss.Mean, r.Loss.Half) }}
-	stepsTo   = column{"steps to the target", timeTo.text}
-	costTo    = column{"bytes, of none's", func(r *Row) string { return dashUnless(r.Missed < r.Runs, r.Cost.text("%.3f")) }}
-
-	overThan = column{"points over ace", func(r *Row) string { return fmt.Sprintf("%+.2f ± %.2f", r.Over.Mean, r.Over.Half) }}
-
-	codedColumns = []column{codedRate, bitsUp, bitsDown, accuracy, overNone, codedLoss, stepsTo, costTo}
-)
-
-// tune sets the rate of each variant to that with the least mean loss.
-func (p *plan) tune(ctx context.Context, cfg *Config, variants []Setting) error {
-	rates := p.base.coded.rates
-	var tries []Setting
-	for _, s := range variants {
-		for i := range len(rates) * tuningSeeds {
-			s.LR, s.Seed, s.Fold = rates[i/tuningSeeds], uint64(tuningSeed+i%tuningSeeds), tuningFold
-			tries = append(tries, s)
-		}
-	}
+// tune sets the rate of each setting to that with the least mean loss.
+func tune(ctx context.Context, cfg *study.Config, name string, settings []codedSetting) error {
+	rates := settings[0].rates
+	n := len(settings) * len(rates)
 	if len(rates) == 1 {
-		tries = nil
+		n = 0
 	}
-	tuned, err := runAll(ctx, tries, report.NewProgress(cfg.Log, p.name+", rates", len(tries)))
-	losses := make([]float64, len(variants)*len(rates))
-	for i, o := range tuned {
-		losses[i/tuningSeeds] += o.Loss
-	}
-	for v := range variants {
-		own := losses[v*len(rates):][:len(rates)]
-		variants[v].LR = rates[slices.Index(own, slices.Min(own))]
+	losses := make([]float64, len(settings)*len(rates))
+	bar := report.NewProgress(cfg.Log, name+", rates", n)
+	err := study.Each(ctx, bar, n, runtime.GOMAXPROCS(0), func(ctx context.Context, i int) error {
+		s := settings[i/len(rates)]
+		s.rate, s.fold = rates[i%len(rates)], tuningFold
+		for k := range tuningSeeds {
+			s.seed = uint64(tuningSeed + k)
+			o, err := s.train(ctx)
+			if err != nil {
+				return fmt.Errorf("%s: %w", s.scheme.name, err)
+			}
+			losses[i] += o.Loss
+		}
+		return nil
+	})
+	for i := range settings {
+		own := losses[i*len(rates):][:len(rates)]
+		settings[i].rate = rates[slices.Index(own, slices.Min(own))]
 	}
 	return err
 }

@@ -3,7 +3,6 @@ package learn
 import (
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"strings"
 
@@ -62,7 +61,7 @@ func (r *codedRun) control() error {
 		r.codecs = append(r.codecs, spec)
 		config.Codecs = append(config.Codecs, ratecontrol.Codec{Name: name, Bytes: spec.Bytes, Distortion: spec.Distortion()})
 	}
-	chance := rand.New(rand.NewPCG(r.Seed, 9))
+	chance := random(r.seed, 9)
 	for first := 0; first < len(r.params); first += r.payload {
 		g := ratecontrol.Group{Elems: min(r.payload, len(r.params)-first)}
 		if r.random {
@@ -130,7 +129,7 @@ func (r *codedRun) probe() {
 	for first := 0; first < len(r.g); first += r.payload {
 		x := r.g[first:min(first+r.payload, len(r.g))]
 		for number, spec := range r.codecs {
-			p := buffer[:spec.Encode(buffer, x, nil, 1, codec.Key{Seed: r.Seed, Step: uint32(r.step), First: uint64(first)})]
+			p := buffer[:spec.Encode(buffer, x, nil, 1, codec.Key{Seed: r.seed, Step: uint32(r.step), First: uint64(first)})]
 			samples = append(samples, sample(first/r.payload, uint8(number), x, p))
 		}
 	}
@@ -141,7 +140,7 @@ func (r *codedRun) probe() {
 func (r *codedRun) walk(w, steps int) float64 {
 	own, worker := slices.Clone(r.answers.Kept), &r.workers[w]
 	for range steps {
-		r.gradient(own, r.g, worker.draw(r.chance, r.batch))
+		r.Gradient(own, r.g, worker.Draw(r.chance, r.batch))
 		worker.update(own, r.g)
 	}
 	distance, length := 0.0, 0.0

@@ -1,9 +1,5 @@
-// Package learn measures what synchronization policies and codecs do to learning. It trains a small network on scikit-learn's
-// digits under the policies of package policy, on clusters whose workers differ in speed, and that network and a transformer with
-// the codecs of package codec.
-//
-// Time is virtual, in all studies but one: a discrete-event simulation draws how long each step takes, gives the pushes to the
-// policy in their order, and computes every gradient for real, on the parameters that the worker had fetched. The same seed gives
-// the same run. The studies of codecs have no clock: their workers are in step. The study "real" trains through an aggregator,
-// with workers that sleep.
+// Package learn measures what synchronization policies and codecs do to learning. A small network learns handwritten digits under
+// the policies of package policy, on clusters whose workers differ in speed. That network and a transformer learn with the codecs
+// of package codec, and have no clock: their workers are in step. Time is virtual but in the study "real", which trains through an
+// aggregator, with workers that sleep.
 package learn

@@ -1,11 +1,14 @@
-// Package local trains through an aggregator of this process, over shared memory.
+// Package local trains through aggregators of this process, over shared memory.
 package local
 
 import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/rackweave/rackweave/client"
 	"github.com/rackweave/rackweave/service"
@@ -13,58 +16,71 @@ import (
 
 const timeout = 30 * time.Second
 
-// Serve starts an aggregator, which reads manifests of training sets in a directory, and returns it with a function that ends it.
-func Serve(ctx context.Context, dataDir string) (*service.Service, func() error, error) {
-	s, err := service.New(service.Options{
-		Listen: "127.0.0.1:0", Providers: []string{"shm"}, Unpinned: true, DataDir: dataDir, Log: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(ctx) }()
-	return s, func() error { return errors.Join(s.Close(), <-ended) }, nil
-}
-
 // Worker is a worker of a job that trains one tensor by SGD.
 type Worker struct {
 	*client.Worker
-	params []float32
-	pull   bool // the parameters, before the next step
+	Params, gradient []float32
+	pull             bool // the parameters, before the next step
 }
 
-// Join joins a job, with rank 0's parameters. Without a policy, workers are in step.
-func Join(ctx context.Context, c client.Config, params []float32) (*Worker, error) {
-	if c.Mode = "eager"; c.Policy != "" {
-		c.Mode = "stream"
-	}
-	c.Optimizer, c.Provider, c.Timeout = "sgd_torch", "shm", timeout
-	joined, err := client.Join(ctx, c)
+// Train runs the workers of a job and an aggregator for them, which reads manifests of training sets in a directory. Every worker
+// joins with rank 0's parameters, waits for the others, and works. Without a policy, workers are in step. It returns the parameters
+// that the workers had last.
+func Train(ctx context.Context, c client.Config, dir string, params []float32, work func(context.Context, *Worker) error) (
+	_ [][]float32, err error) {
+	s, err := service.New(service.Options{
+		Listen: "127.0.0.1:0", Providers: []string{"shm"}, Unpinned: true, DataDir: dir, Log: slog.New(slog.DiscardHandler),
+	})
 	if err != nil {
 		return nil, err
 	}
-	w := &Worker{Worker: joined, params: params}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Serve(ctx) }()
+	defer func() { err = errors.Join(err, s.Close(), <-ended) }()
+	c.Server, c.Job, c.Optimizer, c.Provider, c.Timeout = s.URL(), "study", "sgd_torch", "shm", timeout
+	if c.Mode = "eager"; c.Policy != "" {
+		c.Mode = "stream"
+	}
+	models := make([][]float32, c.Workers)
+	g, running := errgroup.WithContext(ctx)
+	for rank := range models {
+		own := c
+		own.Rank, models[rank] = rank, slices.Clone(params)
+		g.Go(func() error { return join(running, own, models[rank], work) })
+	}
+	return models, g.Wait()
+}
+
+// join joins as a worker, and works.
+func join(ctx context.Context, c client.Config, params []float32, work func(context.Context, *Worker) error) error {
+	joined, err := client.Join(ctx, c)
+	if err != nil {
+		return err
+	}
+	w := &Worker{Worker: joined, Params: params, gradient: make([]float32, len(params))}
 	err = w.Register(ctx, []client.Tensor{{Name: "model", Shape: []uint64{uint64(len(params))}}})
 	if err == nil {
 		err = wait(ctx)(w.Broadcast(0, client.Bytes(params)))
 	}
-	if err != nil {
-		return nil, errors.Join(err, w.Close())
+	if err == nil {
+		err = work(ctx, w)
 	}
-	return w, nil
+	return errors.Join(err, w.Close()) // the others wait for it no more
 }
 
-// Begin begins a step. It pulls the parameters if the policy wants newer ones.
-func (w *Worker) Begin(ctx context.Context) error {
-	if !w.pull {
-		return nil
+// Step makes a step: it pulls the parameters if the policy wants newer ones, calls gradient to fill in one, sleeps until the step
+// has taken so long, and calls computed. Then it sends the gradient, and receives the updated parameters.
+func (w *Worker) Step(ctx context.Context, takes time.Duration, gradient func(g []float32), computed func()) error {
+	from := time.Now()
+	if w.pull {
+		if err := wait(ctx)(w.Pull(0, client.Bytes(w.Params), 0)); err != nil {
+			return err
+		}
 	}
-	return wait(ctx)(w.Pull(0, client.Bytes(w.params), 0))
-}
-
-// End sends a gradient, receives the updated parameters, and ends the step.
-func (w *Worker) End(ctx context.Context, gradient []float32) error {
-	err := wait(ctx)(w.PushPull(0, client.Bytes(gradient), client.Bytes(w.params), 0))
+	gradient(w.gradient)
+	time.Sleep(takes - time.Since(from))
+	computed()
+	err := wait(ctx)(w.PushPull(0, client.Bytes(w.gradient), client.Bytes(w.Params), 0))
 	if err != nil || !w.Stream() {
 		return err
 	}

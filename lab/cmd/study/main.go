@@ -26,7 +26,7 @@ func root() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "study", Short: "Make tables and plots of the documentation", SilenceUsage: true, SilenceErrors: true,
 	}
-	cmd.AddCommand(paperCommand(), plotCommand(), boxesCommand())
+	cmd.AddCommand(paperCommand(), plotCommand())
 	return cmd
 }
 

@@ -7,18 +7,17 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/rackweave/rackweave/bench/study/data"
-	"github.com/rackweave/rackweave/bench/study/learn"
+	"github.com/rackweave/rackweave/bench/study"
 )
 
 func TestEachStudyIsPlotted(t *testing.T) {
 	folder := t.TempDir()
 	file := filepath.Join(folder, "compress.json")
-	curve := func(at float64) []learn.Point {
-		return []learn.Point{{Step: 10, Bytes: at * 1e6, Loss: 2, Accuracy: 0.5}, {Step: 20, Bytes: at * 2e6, Loss: 1, Accuracy: 0.9}}
+	curve := func(at float64) []study.Point {
+		return []study.Point{{Step: 10, Bytes: at * 1e6, Loss: 2, Accuracy: 50}, {Step: 20, Bytes: at * 2e6, Loss: 1, Accuracy: 90}}
 	}
-	text, err := json.Marshal([]learn.Study{{Name: "digits", Title: "Digits", Rows: []learn.Row{
-		{Way: "none", Curve: curve(8)}, {Way: "int4/int8", Curve: curve(1.5)},
+	text, err := json.Marshal([]study.Study{{Name: "digits", Title: "Digits", Rows: []study.Row{
+		{Way: "none", Runs: []study.Outcome{{Curve: curve(8)}}}, {Way: "int4/int8", Runs: []study.Outcome{{Curve: curve(1.5)}}},
 	}}})
 	if err != nil {
 		t.Fatal(err)
@@ -46,8 +45,8 @@ func TestEachStudyIsPlotted(t *testing.T) {
 func TestEachStudyOfDataHasItsBoxes(t *testing.T) {
 	folder := t.TempDir()
 	file := filepath.Join(folder, "data.json")
-	text, err := json.Marshal([]data.Study{{Name: "full-sync", Title: "All", Rows: []data.Row{
-		{Way: "random", Accuracy: []float64{96, 97, 98}}, {Way: "sbatch", Accuracy: []float64{96.5, 97, 97.5}},
+	text, err := json.Marshal([]study.Study{{Name: "full-sync", Title: "All", Rows: []study.Row{
+		{Way: "random", Runs: []study.Outcome{{Accuracy: 96}, {Accuracy: 97}, {Accuracy: 98}}}, {Way: "sbatch", Runs: []study.Outcome{{Accuracy: 96.5}, {Accuracy: 97}, {Accuracy: 97.5}}},
 	}}})
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +55,7 @@ func TestEachStudyOfDataHasItsBoxes(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := root()
-	cmd.SetArgs([]string{"boxes", file, folder})
+	cmd.SetArgs([]string{"plot", file, folder})
 	if err := cmd.ExecuteContext(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -73,13 +72,11 @@ func TestAFileWithoutStudiesIsRefusedByName(t *testing.T) {
 	if err := os.WriteFile(file, []byte("{}"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	for _, use := range []string{"plot", "boxes"} {
-		for _, name := range []string{file, file + "x"} {
-			cmd := root()
-			cmd.SetArgs([]string{use, name, t.TempDir()})
-			if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), name) {
-				t.Errorf("%s: %v, want it to say %s", use, err, name)
-			}
+	for _, name := range []string{file, file + "x"} {
+		cmd := root()
+		cmd.SetArgs([]string{"plot", name, t.TempDir()})
+		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%v, want it to say %s", err, name)
 		}
 	}
 }
