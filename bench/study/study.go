@@ -74,7 +74,7 @@ type Row struct {
 type Outcome struct {
 	Accuracy float64   // percent
 	Loss     float64   // at the end
-	Time     float64   // in steps of the fastest worker; in studies of data, of an epoch
+	Time     float64   // in steps of the fastest worker; in studies of data, of an epoch, over the least that speeds allow
 	ToTarget float64   `json:",omitempty"` // the time until the loss reached the target
 	Pushes   float64   `json:",omitempty"`
 	Updates  float64   `json:",omitempty"`
@@ -82,6 +82,7 @@ type Outcome struct {
 	Crossed  float64   `json:",omitempty"` // models that crossed the core, from each rack
 	Switched float64   `json:",omitempty"` // the epoch at which Strategy-Switch switched
 	Expected float64   `json:",omitempty"` // pushes in a time, by the simulation
+	Paced    float64   `json:",omitempty"` // of data by the clock: as Time, for the speeds that workers had, who sleep too long
 	Rate     float64   `json:",omitempty"` // of learning
 	Up, Down float64   // bits for an element of a gradient and of an answer
 	Bytes    float64   `json:",omitempty"` // that a worker sent and received until the target

@@ -37,7 +37,11 @@ type real struct {
 	given   [workers][]data.Batch // to train with. Without, the aggregator deals them
 	batches [workers][]data.Batch
 	ends    [workers][]time.Time // when the first epoch began, and the end of each
-	models  [][]float32
+	spent   [workers]struct {    // on the last epoch
+		rows    int
+		seconds float64
+	}
+	models [][]float32
 }
 
 // train trains, and trains once more with the same batches where they follow the workers' speeds.
@@ -53,7 +57,13 @@ func (r real) train(ctx context.Context, _ int) (o study.Outcome, err error) {
 			}
 		}
 	}
-	o.Time = float64(last[0].Sub(last[1])) / float64(r.row) / condition{slow: r.slow}.least(r.problem)
+	speed := 0.0 // rows a second of all workers
+	for _, s := range r.spent {
+		speed += float64(s.rows) / max(s.seconds, 1e-9)
+	}
+	took := last[0].Sub(last[1])
+	o.Time = float64(took) / float64(r.row) / condition{slow: r.slow}.least(r.problem)
+	o.Paced = took.Seconds() * speed / float64(len(r.problem.train))
 	if o.Loss, o.Accuracy = r.task(0).Test(r.models[0]); r.balance {
 		again := real{slow: 1, epochs: r.epochs, problem: r.problem, given: r.batches}
 		if err := again.run(ctx); err != nil {
@@ -117,8 +127,13 @@ func (r *real) work(ctx context.Context, w *local.Worker) error {
 			*ends = append(*ends, time.Now())
 			continue
 		}
-		takes := time.Duration(float64(r.row) * slow * float64(len(b.Rows)))
-		err = w.Step(ctx, takes, func(g []float32) { weighted(own, w.Params, g, &b) }, computed)
+		from, takes := time.Now(), time.Duration(float64(r.row)*slow*float64(len(b.Rows)))
+		err = w.Step(ctx, takes, func(g []float32) { weighted(own, w.Params, g, &b) }, func() {
+			if computed(); len(*ends) == r.epochs {
+				s := &r.spent[rank]
+				s.rows, s.seconds = s.rows+len(b.Rows), s.seconds+time.Since(from).Seconds()
+			}
+		})
 		if err == nil {
 			err = done()
 		}
@@ -145,6 +160,8 @@ func weighted(t task.Task, params, g []float32, b *data.Batch) {
 func through(row time.Duration, epochs int) study.Plan {
 	p := timed("real", fmt.Sprintf("by the clock, through an aggregator that deals the rows of a manifest; workers sleep %v a row", row))
 	p.Alone, p.Runs = true, func(int) int { return 1 }
+	p.Columns = append(p.Columns, of("over the least at the speeds that sleeps had", "%.2f",
+		func(o *study.Outcome) float64 { return o.Paced }, study.Values.Mean))
 	p.Rows = func(context.Context, *study.Config) (rows []study.Row, err error) {
 		digits := newProblem(false)
 		for _, r := range []real{

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strings"
 
@@ -62,8 +63,18 @@ func (w *way) train(ctx context.Context, p *problem, c condition, seed uint64) (
 		Cluster: simulate.Cluster{Steps: []float64{1, 1, 1, c.slow}}, Task: p.task, LR: rate, Batch: workers * batch, Epochs: epochs,
 		Seed: seed, Rows: rows,
 	}
-	if c.cover {
-		s.Over = func() bool { return rows.short == 0 }
+	var clocks [workers]*rand.Rand
+	for w := range clocks {
+		clocks[w] = rand.New(rand.NewPCG(seed, uint64(w)))
+	}
+	s.Length = func(w int) int64 {
+		return int64(simulate.Unit * s.Cluster.Steps[w] * math.Exp(simulate.Jitter*clocks[w].NormFloat64()))
+	}
+	s.Over = func() bool {
+		if c.synchronous && rows.pushes%workers > 0 { // in the middle of a step
+			return false
+		}
+		return c.cover && rows.short == 0 || !c.cover && rows.rows >= epochs*len(p.train)
 	}
 	if !c.synchronous {
 		if s.Policy, err = policy.Parse("asp"); err != nil {

@@ -146,6 +146,8 @@ type supply struct {
 	sizes  *data.Batches // by the workers' speeds. If nil, all have batches of one size
 	counts []int         // of each row: how often it was applied
 	short  int           // rows that were applied less often than there are epochs
+	rows   int           // that were applied
+	pushes int
 }
 
 // open prepares a way's dealing.
@@ -220,6 +222,7 @@ func (s *supply) Done(worker int, took float64) error {
 	if s.sizes != nil {
 		s.sizes.Took(worker, len(n.rows), took)
 	}
+	s.rows, s.pushes = s.rows+len(n.rows), s.pushes+1
 	for _, row := range n.rows {
 		if s.counts[row]++; s.counts[row] == epochs {
 			s.short--

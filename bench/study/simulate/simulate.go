@@ -99,6 +99,8 @@ type Setting struct {
 	Blind float64
 	// Taken has the times of steps that a real training took, by worker. If nil, they are drawn.
 	Taken [][]int64
+	// Length draws the time of a worker's step of the usual size. If nil, [Cluster.StepTime] does.
+	Length func(worker int) int64
 	// Core and Outer are set if workers stand for racks: the time of the whole model across the core, in steps of the fastest, and the
 	// outer optimizer.
 	Core  float64
@@ -345,7 +347,12 @@ func (t *training) stepTime(w int) int64 {
 		worker.begun++
 		return steps[min(worker.begun, len(steps))-1]
 	}
-	took := t.Cluster.StepTime(w, worker.chance)
+	var took int64
+	if t.Length != nil {
+		took = t.Length(w)
+	} else {
+		took = t.Cluster.StepTime(w, worker.chance)
+	}
 	if t.Blind == 0 {
 		took = int64(float64(took) * t.share(worker))
 	}
