@@ -31,9 +31,10 @@ type Capture struct {
 	Step uint32
 
 	snapshot Snapshot
-	arenas   []*numa.Arena // by lane: the copies of its chunks, in their order
-	ended    chan error    // receives the end of each lane's part
-	left     int           // parts that have not ended
+	arenas   []*numa.Arena    // by lane: the copies of its chunks, in their order
+	parts    []*store.Capture // by lane
+	ended    chan error       // receives the end of each lane's part
+	left     int              // parts that have not ended
 }
 
 // CaptureBytes returns the memory that a capture takes: the parameters of this aggregator's chunks, in f32.
@@ -51,7 +52,8 @@ const mostMargin = 256
 
 // Capture begins to capture a job's parameters, those of a plan's tensors, as they will be after a step. If the step is 0, it
 // chooses one that no chunk has had, and soon will have. It wraps [ErrPassed] if some chunk has had the step. The memory, of
-// [Job.CaptureBytes], is freed by [Capture.Close], which the caller must call before the next capture, also if the job is closed.
+// [Job.CaptureBytes], is freed by [Capture.Close], which the caller must call, also if the job is closed. One capture of a job at a
+// time waits for its step: another would take its place in the lanes.
 func (j *Job) Capture(ctx context.Context, plan *chunk.Plan, step uint32) (*Capture, error) {
 	of := *plan
 	c := &Capture{Step: step, snapshot: Snapshot{job: j, plan: &of}}
@@ -74,7 +76,7 @@ func (c *Capture) begin(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		c.arenas = append(c.arenas, a)
+		c.arenas, c.parts = append(c.arenas, a), append(c.parts, &store.Capture{ISA: sh.Scratch.ISA})
 	}
 	chooses, most, err := c.Step == 0, uint32(0), error(nil)
 	for margin := uint32(1); ; margin *= 2 { // the first attempt learns how far the chunks are
@@ -94,8 +96,7 @@ func (c *Capture) arm(ctx context.Context) (most uint32, err error) {
 	c.left = len(c.arenas)
 	c.ended = make(chan error, c.left)
 	for i, a := range c.arenas {
-		sh := c.snapshot.job.shards[i]
-		part := &store.Capture{Step: c.Step, ISA: sh.Scratch.ISA, Ended: c.ended}
+		sh, part := c.snapshot.job.shards[i], c.parts[i]
 		err = c.snapshot.visit(ctx, i, func() error {
 			for k := range c.chunks(i) {
 				if x := &sh.Store.Chunks[k]; x.Updates > most {
@@ -105,6 +106,7 @@ func (c *Capture) arm(ctx context.Context) (most uint32, err error) {
 			if most >= c.Step {
 				return fmt.Errorf("%w: tensor %q has had %d updates, and the capture is of step %d", ErrPassed, tensor, most, c.Step)
 			}
+			part.Step, part.Ended = c.Step, c.ended
 			sh.Store.Arm(part, c.chunks(i), uint64(uintptr(a.Addr())))
 			return nil
 		})
@@ -188,7 +190,7 @@ func (c *Capture) Close() error {
 	for i, a := range c.arenas {
 		// Without a deadline, because the memory must not go before. A lane that has ended, or whose part of the job has, copies nothing.
 		s := c.snapshot.job.shards[i]
-		_ = s.Flow.Do(context.Background(), func() error { s.Store.Disarm(); return nil })
+		_ = s.Flow.Do(context.Background(), func() error { s.Store.Disarm(c.parts[i]); return nil })
 		errs = append(errs, a.Close())
 	}
 	return errors.Join(errs...)

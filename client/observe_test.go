@@ -82,14 +82,13 @@ func (o *observed) train(t *testing.T, workers []*client.Worker) (stop func()) {
 	var last, furthest atomic.Int64
 	last.Store(math.MaxInt64)
 	done := make(chan error, len(workers))
-	ctx := context20(t)
 	for _, w := range workers {
 		go func() {
 			var err error
 			for n := int64(1); n <= last.Load() && err == nil; n++ {
 				for was := furthest.Load(); was < n && !furthest.CompareAndSwap(was, n); was = furthest.Load() {
 				}
-				err = o.step(ctx, w, uint64(n))
+				err = o.step(t.Context(), w, uint64(n)) // each wait has the configured timeout
 				time.Sleep(time.Duration(w.Rank()) * time.Millisecond)
 			}
 			done <- err

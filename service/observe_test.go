@@ -98,7 +98,7 @@ func TestACaptureIsChargedAndGivesBack(t *testing.T) {
 // The copy of a slow reader is charged and grows no more, and the workers go on.
 func TestASlowReaderOfACaptureHoldsNobodyUp(t *testing.T) {
 	const elems = 1 << 20
-	s, j, w, _ := observed(t, elems)
+	s, j, w, fast := observed(t, elems)
 	h := &http.Client{Transport: &http.Transport{Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{
 		MaxReceiveBufferPerConnection: 64 << 10, MaxReceiveBufferPerStream: 64 << 10,
 	}}}
@@ -116,8 +116,7 @@ func TestASlowReaderOfACaptureHoldsNobodyUp(t *testing.T) {
 		t.Errorf("a capture of 4 MiB is charged %d bytes", held)
 	}
 	gradient, parameters := make([]float32, elems), make([]float32, elems)
-	var want []float32
-	for n := range 20 {
+	step := func(n int) {
 		for i := range gradient {
 			gradient[i] = float32(n*i%97) - 40
 		}
@@ -128,12 +127,29 @@ func TestASlowReaderOfACaptureHoldsNobodyUp(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n == 0 {
+	}
+	var want []float32
+	for n := range 20 {
+		if step(n); n == 0 {
 			want = slices.Clone(parameters)
 		}
 		if got := used(j) - before; got != held {
 			t.Fatalf("after step %d the unread capture is charged %d bytes, at first %d", n+1, got, held)
 		}
+	}
+	other, err := fast.Capture(t.Context(), &api.CaptureRequest{Job: "j"})
+	if err != nil || !other.Receive() {
+		t.Fatal(err, other.Err())
+	}
+	defer other.Close()
+	step(20)
+	step(21)
+	n := 0
+	for other.Receive() {
+		n += len(other.Msg().Data)
+	}
+	if n != 4*elems || other.Err() != nil {
+		t.Errorf("meanwhile another observer has %d bytes, error %v", n, other.Err())
 	}
 	var got []byte
 	for stream.Receive() {

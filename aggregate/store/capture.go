@@ -31,8 +31,12 @@ func (s *Store) Arm(p *Capture, n int, to uint64) {
 	}
 }
 
-// Disarm ends the capture under way, if there is one.
-func (s *Store) Disarm() { s.capture = nil }
+// Disarm ends a capture if it is under way.
+func (s *Store) Disarm(p *Capture) {
+	if s.capture == p {
+		s.capture = nil
+	}
+}
 
 // Updated copies a chunk, which has had an update, for the capture under way, if it has had the step. An update has two parts for
 // rules with norms, and where racks that train apart meet.

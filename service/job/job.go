@@ -71,7 +71,7 @@ type activity struct {
 // live holds what looks into a running job.
 type live struct {
 	Tracing   atomic.Bool   // while the job is traced
-	Capturing chan struct{} // has one element while an observer captures its parameters, and room for no more
+	Capturing chan struct{} // has one element while a capture waits for its step, and room for no more
 	codecs    *codecControl // if nil, codecs stay
 }
 

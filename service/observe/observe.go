@@ -22,7 +22,7 @@ import (
 const (
 	// maxGroups bounds the groups of a report.
 	maxGroups = 1 << 16
-	// mostData bounds the values of a message, in bytes.
+	// mostData bounds the values of a message with several chunks, in bytes.
 	mostData = 1 << 20
 	// messageCopies bounds the copies of a message in memory. JSON makes it longer, and is written more than once.
 	messageCopies  = 8
@@ -69,28 +69,36 @@ func (s *Server) Capture(ctx context.Context, r *api.CaptureRequest, stream *ans
 	if err != nil {
 		return err
 	}
-	bounded, cancel := rpc.Bounded(ctx, r.TimeoutMs)
-	defer cancel()
-	select {
-	case j.Capturing <- struct{}{}:
-		defer func() { <-j.Capturing }()
-	case <-time.After(turnWithin): // not at once: the other may be one that its caller has abandoned
-		return rpc.Refuse(connect.CodeFailedPrecondition, "capture: job %q is captured already: wait until that ends", j.Name)
+	c, err := capture(ctx, j, r, stream)
+	if c != nil {
+		defer func() { err = errors.Join(err, c.Close()) }()
 	}
-	c, head, err := begin(bounded, j, r.Step)
 	if err != nil {
-		return refusal(j, err)
-	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	if err := stream.Send(head); err != nil {
-		return err
-	}
-	if err := await(bounded, c, stream); err != nil {
 		return refusal(j, err)
 	}
 	reading, cancel := rpc.Bounded(ctx, r.TimeoutMs)
 	defer cancel()
 	return send(reading, j, c.Chunks(), stream.Send)
+}
+
+// capture makes a capture, in its turn.
+func capture(ctx context.Context, j *job.Job, r *api.CaptureRequest, stream *answer) (*aggregate.Capture, error) {
+	ctx, cancel := rpc.Bounded(ctx, r.TimeoutMs)
+	defer cancel()
+	select {
+	case j.Capturing <- struct{}{}:
+		defer func() { <-j.Capturing }()
+	case <-time.After(turnWithin): // not at once: the other may be one that its caller has abandoned
+		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "capture: job %q is captured already: wait until that ends", j.Name)
+	}
+	c, head, err := begin(ctx, j, r.Step)
+	if err == nil {
+		err = stream.Send(head)
+	}
+	if err == nil {
+		err = await(ctx, c, stream)
+	}
+	return c, err
 }
 
 // begin begins a capture, and returns the first message of the answer.
@@ -106,7 +114,7 @@ func begin(ctx context.Context, j *job.Job, step uint32) (*aggregate.Capture, *a
 	if plan.NumTensors() == 0 {
 		return nil, nil, rpc.Refuse(connect.CodeFailedPrecondition, "capture: job %q has no tensors yet", j.Name)
 	}
-	cost := j.Agg.CaptureBytes(plan) + messageCopies*mostData
+	cost := j.Agg.CaptureBytes(plan) + messageCopies*int64(max(mostData, 2*plan.ChunkBytes()))
 	for i, shape := range j.Model.Shapes {
 		t := plan.Tensor(i)
 		head.Tensors = append(head.Tensors, &api.Tensor{Name: t.Name, Shape: shape, Dtype: t.DType.String(), Sparse: t.Width > 0})
