@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,11 +33,12 @@ const (
 const maxBatch = 1 << 18
 
 // Roughly, in bytes: a row of an answer while it is made and sent; a lease; a group in a set's orders, draws and manifest; a
-// range of a state, and a group in its draws.
+// group in the order of a worker; a range of a state, and a group in its draws.
 const (
 	answerCost = 40
 	leaseCost  = 128
 	groupCost  = 512
+	orderCost  = 256
 	rangeCost  = 128
 	drawCost   = 16
 )
@@ -74,7 +76,13 @@ type dealing struct {
 	plan     *deal.Plan // if nil, batch sizes stay
 	epoch    uint64     // the last that was dealt from
 	draws    []*api.GroupDraws
-	cursor   cursor
+	orders   map[int]ordered // by worker; of a queue one is enough
+}
+
+// ordered is an order of an epoch, at the position where the last batch ended.
+type ordered struct {
+	*deal.Order
+	epoch uint64
 }
 
 // termsOf reads and checks a request.
@@ -108,7 +116,7 @@ func termsOf(c *Caller, r *api.OpenDataRequest) (*api.OpenDataRequest, error) {
 // newDealing begins as a worker asks, from a state if it is not nil. It charges the job and opens the manifest, or takes over both
 // from an earlier dealing with the same terms.
 func newDealing(s *Server, c *Caller, terms *api.OpenDataRequest, from *api.DataState, earlier *dealing) (d *dealing, err error) {
-	d = &dealing{terms: terms, first: c.Rank, giveBack: func() {}}
+	d = &dealing{terms: terms, first: c.Rank, giveBack: func() {}, orders: map[int]ordered{}}
 	if earlier != nil {
 		d.manifest, d.giveBack = earlier.manifest, earlier.giveBack
 	} else {
@@ -165,6 +173,9 @@ func (d *dealing) acquire(s *Server, c *Caller, from *api.DataState) (err error)
 		return nil
 	}
 	cost := int64(c.Workers)*deal.MaxLeases*leaseCost + int64(groups)*groupCost
+	if d.terms.Deal != dealQueue && !d.terms.Plain {
+		cost += int64(c.Workers) * int64(groups) * orderCost
+	}
 	giveBack, err := c.Set(cost + costOf(len(from.GetReturned()), from.GetDraws()))
 	if err == nil {
 		d.giveBack = giveBack
@@ -340,52 +351,49 @@ func (d *dealing) goOn(from *api.DataState) (s deal.State, err error) {
 	return s, nil
 }
 
-// cursor holds an order, at the position where the last batch ended.
-type cursor struct {
-	worker    int // of the shard. If -1, of the whole set
-	epoch, at uint64
-	order     *deal.Order
-}
-
-// place returns the place at a position of an epoch, of a shard or of the whole set.
-func (d *dealing) place(worker int, epoch, at uint64) deal.Place {
-	c := &d.cursor
-	if c.order == nil || c.worker != worker || c.epoch != epoch {
+// order returns the order of an epoch, of a shard or of the whole set, for a worker to take the next places of.
+func (d *dealing) order(rank, shard int, epoch uint64) *deal.Order {
+	if d.terms.Deal == dealQueue {
+		rank = 0 // what workers ask for follows one upon the other
+	}
+	o := d.orders[rank]
+	if o.Order == nil || o.epoch != epoch {
 		var draws deal.Sizes
 		for _, of := range d.draws {
 			if of.Epoch <= epoch {
 				draws = of.Rows
 			}
 		}
-		seed := d.terms.Seed + uint64(worker+1)*0x9e3779b97f4a7c15 // shards do not repeat each other
-		*c = cursor{worker, epoch, 0, deal.NewOrder(d.sizes(worker), draws, seed, epoch)}
+		seed := d.terms.Seed + uint64(shard+1)*0x9e3779b97f4a7c15 // shards do not repeat each other
+		o = ordered{deal.NewOrder(d.sizes(shard), draws, seed, epoch), epoch}
+		d.orders[rank] = o
 	}
-	if c.at != at {
-		c.order.Seek(at)
-	}
-	p, _ := c.order.Next()
-	c.at = at + 1
-	return p
+	return o.Order
 }
 
 // ids returns the numbers of a batch's rows, little-endian.
 func (d *dealing) ids(rank int, l deal.Lease) ([]byte, error) {
 	out := make([]byte, 0, 8*l.Rows())
-	worker, total := -1, uint64(0)
-	if d.terms.Deal == dealShards {
-		worker, total = rank, d.sizes(rank).Total()
+	shard, round := -1, uint64(math.MaxUint64)
+	if d.terms.Deal == dealShards { // its order goes on without end
+		shard, round = rank, d.sizes(rank).Total()
 	}
 	for _, r := range l.Ranges {
-		for p := r.From; p < r.To; p++ {
-			epoch, at := r.Epoch, p
-			if worker >= 0 { // a shard's order goes on without end
-				epoch, at = p/total, p%total
+		for r.Len() > 0 {
+			epoch, at := r.Epoch, r.From
+			if shard >= 0 {
+				epoch, at = at/round, at%round
 			}
-			row, err := d.row(worker, d.place(worker, epoch, at))
-			if err != nil {
-				return nil, err
+			o := d.order(rank, shard, epoch)
+			o.Seek(at)
+			for n := min(r.Len(), round-at); n > 0; n-- {
+				p, _ := o.Next()
+				row, err := d.row(shard, p)
+				if err != nil {
+					return nil, err
+				}
+				out, r.From = binary.LittleEndian.AppendUint64(out, row), r.From+1
 			}
-			out = binary.LittleEndian.AppendUint64(out, row)
 		}
 	}
 	return out, nil

@@ -82,17 +82,18 @@ func openJournal(path string, most int64, redo func(*event) error) (*journal, er
 
 // redoAll calls redo with the events of a journal, and returns the length of its whole lines.
 func redoAll(in io.Reader, redo func(*event) error) (size int64, err error) {
-	r := bufio.NewReaderSize(in, 64<<10)
-	for n := 1; ; n++ {
-		line, err := readLine(r)
-		switch {
-		case err == io.EOF: // torn, or empty
-			return size, nil
-		case err != nil:
-			return size, fmt.Errorf("line %d: %w", n, err)
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, maxLine)
+	lines.Split(func(text []byte, _ bool) (int, []byte, error) { // leaves a torn line
+		if n := bytes.IndexByte(text, '\n') + 1; n > 0 {
+			return n, text[:n], nil
 		}
+		return 0, nil, nil
+	})
+	n := 1
+	for ; lines.Scan(); n++ {
 		var e event
-		d := json.NewDecoder(bytes.NewReader(line))
+		d := json.NewDecoder(bytes.NewReader(lines.Bytes()))
 		d.DisallowUnknownFields()
 		if err := d.Decode(&e); err != nil {
 			return size, fmt.Errorf("line %d: %w: it is damaged, or not a journal", n, err)
@@ -100,22 +101,12 @@ func redoAll(in io.Reader, redo func(*event) error) (size int64, err error) {
 		if err := redo(&e); err != nil {
 			return size, fmt.Errorf("line %d: %w", n, err)
 		}
-		size += int64(len(line))
+		size += int64(len(lines.Bytes()))
 	}
-}
-
-// readLine returns a line with its end. The error of one that the input ends in is io.EOF.
-func readLine(r *bufio.Reader) (line []byte, err error) {
-	for {
-		part, err := r.ReadSlice('\n')
-		line = append(line, part...)
-		switch {
-		case len(line) > maxLine:
-			return nil, fmt.Errorf("longer than %d bytes: it is damaged, or not a journal", maxLine)
-		case err != bufio.ErrBufferFull:
-			return line, err
-		}
+	if err := lines.Err(); err != nil {
+		return size, fmt.Errorf("line %d, of at most %d bytes: %w: it is damaged, or not a journal", n, maxLine, err)
 	}
+	return size, nil
 }
 
 // room refuses calls if the journal cannot be written, or is full.

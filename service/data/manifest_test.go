@@ -230,3 +230,43 @@ func TestBatchesFollowSpeedsAndKeepTheirSum(t *testing.T) {
 		t.Errorf("batches %d take %v ms, want at most 1.1 of 90", last, longest)
 	}
 }
+
+// BenchmarkManyGroups measures calls of workers in turn, whose orders have many groups.
+func BenchmarkManyGroups(b *testing.B) {
+	const rows, groups, workers = 200_000, 2000, 16
+	dir := b.TempDir()
+	w, err := manifest.NewWriter(filepath.Join(dir, "m"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for row := range rows {
+		if err := w.Add(row % groups); err != nil {
+			b.Fatal(err)
+		}
+	}
+	names := make([]string, groups)
+	for g := range names {
+		names[g] = fmt.Sprint(g)
+	}
+	h := manifest.Header{Input: "x", SHA256: fmt.Sprintf("%064d", 0), How: "stratified", Start: "rotate", Workers: workers}
+	if err := errors.Join(w.Finish(&h, names), w.Close()); err != nil {
+		b.Fatal(err)
+	}
+	for _, how := range []string{dealQueue, dealFixed, dealShards} {
+		b.Run(how, func(b *testing.B) {
+			s, calls := NewServer(Config{Dir: dir}), uint64(0)
+			for rank := range workers {
+				if _, err := s.Open(newCaller(rank, workers), &api.OpenDataRequest{Manifest: "m", Deal: how, Batch: 8}); err != nil {
+					b.Fatal(err)
+				}
+			}
+			for b.Loop() {
+				seq, rank := 1+calls/workers, int(calls*7%workers) // not in the order of ranks
+				if _, err := s.Next(newCaller(rank, workers), &api.NextRowsRequest{Seq: seq, Done: seq - 1}); err != nil {
+					b.Fatal(err)
+				}
+				calls++
+			}
+		})
+	}
+}
