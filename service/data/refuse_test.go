@@ -57,6 +57,22 @@ func TestNoWorkerBreaksTheJournal(t *testing.T) {
 	}
 }
 
+func TestTheJournalReachesTheDisk(t *testing.T) {
+	b := serveBeside(t, t.TempDir())
+	open := alone(t, b, &api.OpenDataRequest{Rows: 10, Batch: 2})
+	for seq := range uint64(2) {
+		if _, err := ask(b, open.Session, &api.NextRowsRequest{Seq: seq + 1}); err != nil {
+			t.Fatal(err)
+		}
+		if b.journal.synced == b.journal.size {
+			t.Error("a call waits for the disk")
+		}
+		if b.Tend(); b.journal.synced != b.journal.size {
+			t.Errorf("%d of %d bytes are flushed", b.journal.synced, b.journal.size)
+		}
+	}
+}
+
 func TestAJournalIsOfOneManifest(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "m")
