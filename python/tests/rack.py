@@ -34,6 +34,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 BINARY = os.path.join(ROOT, "bin", "rackweave")
 LIBRARY = os.path.join(ROOT, "bin", "librackweave.so.0")
+LONG = bool(os.environ.get("RACKWEAVE_LONG"))  # a test may take minutes
 DEADLINE = 180.0  # of a set of workers; generous, because the machine may be busy
 
 

@@ -142,7 +142,10 @@ def count(path: str, resume: str, steps: int):
 
 
 def both():
-    """Begins with a sampler, and goes on with another of the same set; returns the rows that were done, and the first one's error."""
+    """Begins with a sampler, and goes on with another of the same set.
+
+    Returns the rows that were done, and the first one's error.
+    """
     first, second = Sampler(rows=ROWS, batch=8), Sampler(rows=ROWS, batch=8)
     rows, batches = [], iter(first)
     for _ in range(3):

@@ -15,13 +15,14 @@ EXAMPLE = os.path.join(rack.ROOT, "examples", "torch_digits.py")
 
 class Examples(unittest.TestCase):
     def test_digits_are_learnt_and_hardly_a_byte_is_copied(self):
-        for workers, way in (("4", []), ("2", ["--attach"]), ("2", ["--fused", "--data", "queue"])):
+        workers, epochs, least = ("4", "5", 97.0) if rack.LONG else ("2", "3", 95.0)
+        for way in ([], ["--attach"], ["--fused", "--data", "queue"]):
             with self.subTest(way):
-                run = [rack.BINARY, "run", "-n", workers, "--", sys.executable, EXAMPLE, "--epochs", "5", *way]
+                run = [rack.BINARY, "run", "-n", workers, "--", sys.executable, EXAMPLE, "--epochs", epochs, *way]
                 printed = output(run, env=[environment()])
                 (accuracy,) = re.findall(r"test accuracy ([0-9.]+) %", printed)
                 (share,) = re.findall(r"([0-9.]+) % of the bytes", printed)
-                self.assertGreaterEqual(float(accuracy), 97.0)
+                self.assertGreaterEqual(float(accuracy), least)
                 self.assertGreaterEqual(float(share), 95.0)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import io
-import os
 import pickle
 import unittest
 
@@ -22,8 +21,7 @@ from rackweave._open import open_sessions
 from test_torch import adamw, apart, gloo, normed, plain, sgd, train, weights
 
 FRAMEWORK = "torch"
-LONG = bool(os.environ.get("RACKWEAVE_LONG"))
-MANY = 200 if LONG else 8  # an aggregator serves 64 jobs
+MANY = 200 if rack.LONG else 8  # an aggregator serves 64 jobs
 
 
 def static_graphs(store: str):
@@ -298,7 +296,7 @@ class Models(rack.Case):
         for text in self.run_workers(without_a_group, 2):
             self.assertIn("call torch.distributed.init_process_group() before, or use rackweave.torch.attach", text)
 
-    @unittest.skipUnless(LONG, "RACKWEAVE_LONG is not set")
+    @unittest.skipUnless(rack.LONG, "RACKWEAVE_LONG is not set")
     def test_attached_models_go_to_spawned_processes_and_train_on(self):
         for same, trained in self.run_workers(spawns, 2):
             self.assertEqual(same, [True, True])
