@@ -125,7 +125,7 @@ func TestEveryPlaceIsAGroup(t *testing.T) {
 
 // The axes are those of the covariance's whole decomposition, up to their signs, whether they are few of the features or all.
 func TestAxesAreThoseOfTheCovariance(t *testing.T) {
-	for _, c := range []struct{ rows, width, axes int }{{300, 6, 6}, {300, 120, 50}, {40, 150, 30}, {400, 200, 70}} {
+	for _, c := range []struct{ rows, width, axes int }{{100, 6, 6}, {120, 80, 30}, {40, 100, 20}, {100, 90, 60}} {
 		r := rand.New(rand.NewPCG(1, 2))
 		x, turn := mat.NewDense(c.rows, c.width, nil), mat.NewDense(c.width, c.width, nil)
 		turn.Apply(func(int, int, float64) float64 { return r.NormFloat64() }, turn)
