@@ -18,12 +18,8 @@ import (
 // Status asks an aggregator what it is doing. It uses Server, CA, Token and Timeout of the configuration. An aggregator of this
 // user on this host, whose Unix socket it finds by itself, tells of all jobs, and so does one that is given the admin's token; with
 // a job's token it tells of that one.
-func Status(ctx context.Context, c Config) (status *api.StatusResponse, err error) {
-	err = control(ctx, c, "status", func(ctx context.Context, rpc apiconnect.JobServiceClient) (err error) {
-		status, err = rpc.Status(ctx, &api.StatusRequest{})
-		return err
-	})
-	return status, err
+func Status(ctx context.Context, c Config) (*api.StatusResponse, error) {
+	return control(ctx, c, "status", apiconnect.JobServiceClient.Status, &api.StatusRequest{})
 }
 
 // DataStatus asks an aggregator, or a service beside one, how far jobs have come in their training sets. It uses the configuration
@@ -74,46 +70,31 @@ func Drain(ctx context.Context, c Config, timeout time.Duration) (jobs int, err 
 		return 0, fmt.Errorf("drain that ends after %v: use 0, which waits for the jobs, to %v", timeout, longest)
 	}
 	ms := uint32((timeout + time.Millisecond - 1).Milliseconds()) // 0 has its meaning, so a fraction counts as one
-	err = control(ctx, c, "drain", func(ctx context.Context, rpc apiconnect.JobServiceClient) error {
-		r, err := rpc.Drain(ctx, &api.DrainRequest{TimeoutMs: ms})
-		jobs = int(r.GetJobs())
-		return err
-	})
-	return jobs, err
+	r, err := control(ctx, c, "drain", apiconnect.JobServiceClient.Drain, &api.DrainRequest{TimeoutMs: ms})
+	return int(r.GetJobs()), err
 }
 
 // Links has the aggregators of a cluster measure the links between their racks, over a provider. If it is empty, they use
 // the fastest that leads to other hosts. It uses Server, CA and Timeout of the configuration, and Token, which is the aggregator's
 // admin token.
-func Links(ctx context.Context, c Config, provider string) (out *api.LinksResponse, err error) {
-	err = control(ctx, c, "measure links", func(ctx context.Context, rpc apiconnect.JobServiceClient) error {
-		within := c.Timeout - min(c.Timeout/2, 3*time.Second) // so that the aggregator can say which rack it waited for
-		out, err = rpc.Links(ctx, &api.LinksRequest{Provider: provider, TimeoutMs: uint32(within.Milliseconds())})
-		return err
-	})
-	return out, err
+func Links(ctx context.Context, c Config, provider string) (*api.LinksResponse, error) {
+	within := c.Timeout - min(c.Timeout/2, 3*time.Second) // so that the aggregator can say which rack it waited for
+	return control(ctx, c, "measure links", apiconnect.JobServiceClient.Links,
+		&api.LinksRequest{Provider: provider, TimeoutMs: uint32(within.Milliseconds())})
 }
 
 // SetPolicy lets another synchronization policy decide who waits for whom in a running job of mode stream, and returns the one
 // until now. It uses Server, CA, Job, Token and Timeout of the configuration.
 func SetPolicy(ctx context.Context, c Config, policy string) (was string, err error) {
-	err = control(ctx, c, "set policy", func(ctx context.Context, rpc apiconnect.JobServiceClient) error {
-		r, err := rpc.SetPolicy(ctx, &api.SetPolicyRequest{Job: c.Job, Policy: policy})
-		was = r.GetWas()
-		return err
-	})
-	return was, err
+	r, err := control(ctx, c, "set policy", apiconnect.JobServiceClient.SetPolicy, &api.SetPolicyRequest{Job: c.Job, Policy: policy})
+	return r.GetWas(), err
 }
 
 // SetCodec switches all gradients of a running job whose codecs a controller chooses to a codec, or with auto lets it choose
 // again. It returns the last decision, if there was one. It uses Server, CA, Job, Token and Timeout of the configuration.
 func SetCodec(ctx context.Context, c Config, codec string) (was string, err error) {
-	err = control(ctx, c, "set codec", func(ctx context.Context, rpc apiconnect.JobServiceClient) error {
-		r, err := rpc.SetCodec(ctx, &api.SetCodecRequest{Job: c.Job, Codec: codec})
-		was = r.GetWas()
-		return err
-	})
-	return was, err
+	r, err := control(ctx, c, "set codec", apiconnect.JobServiceClient.SetCodec, &api.SetCodecRequest{Job: c.Job, Codec: codec})
+	return r.GetWas(), err
 }
 
 // Trace records what happens to a running job's chunks and steps for a while, at most so many events in each of the
@@ -126,16 +107,18 @@ func Trace(ctx context.Context, c Config, d time.Duration, events int) (trace *a
 		c.Timeout = DefaultTimeout
 	}
 	c.Timeout += d
-	err = control(ctx, c, "trace", func(ctx context.Context, rpc apiconnect.JobServiceClient) (err error) {
-		trace, err = rpc.Trace(ctx, &api.TraceRequest{Job: c.Job, DurationMs: uint32(d.Milliseconds()), Events: uint32(events)})
-		return err
-	})
-	return trace, err
+	return control(ctx, c, "trace", apiconnect.JobServiceClient.Trace,
+		&api.TraceRequest{Job: c.Job, DurationMs: uint32(d.Milliseconds()), Events: uint32(events)})
 }
 
 // control makes a call that is not a worker's.
-func control(ctx context.Context, c Config, what string, call func(context.Context, apiconnect.JobServiceClient) error) error {
-	return ask(ctx, c, what, func(ctx context.Context, a *membership.Aggregator) error { return call(ctx, a.RPC) })
+func control[Q, R any](ctx context.Context, c Config, what string,
+	call func(apiconnect.JobServiceClient, context.Context, *Q) (*R, error), q *Q) (r *R, err error) {
+	err = ask(ctx, c, what, func(ctx context.Context, a *membership.Aggregator) (err error) {
+		r, err = call(a.RPC, ctx, q)
+		return err
+	})
+	return r, err
 }
 
 // ask calls an aggregator, or a service beside one, that no worker has joined.
