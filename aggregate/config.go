@@ -11,7 +11,6 @@ import (
 	"github.com/rackweave/rackweave/aggregate/lane"
 	"github.com/rackweave/rackweave/aggregate/optim"
 	"github.com/rackweave/rackweave/aggregate/outer"
-	"github.com/rackweave/rackweave/aggregate/pace"
 	"github.com/rackweave/rackweave/aggregate/reduce"
 	"github.com/rackweave/rackweave/aggregate/shard"
 	"github.com/rackweave/rackweave/aggregate/store"
@@ -82,8 +81,6 @@ type (
 	TensorSpec = store.Spec
 	// MemoryUse is the memory that a job holds.
 	MemoryUse = store.Use
-	// Pace is the progress of a worker in mode stream.
-	Pace = pace.Worker
 )
 
 var (

@@ -342,6 +342,3 @@ func (p *Gate) Next() (spec policy.Spec, at uint64, ok bool) {
 	defer p.mu.Unlock()
 	return p.runner.Next()
 }
-
-// Sets reports whether the job can run policies that apply sets of gradients.
-func (p *Gate) Sets() bool { return p.sets }
