@@ -59,9 +59,9 @@ type hub struct {
 	runs  map[*Rendezvous]bool      // under way
 	links map[string]*planner.Links // by provider and racks, as measured last
 
-	probing sync.Mutex // held while a link from here is measured
-	farMu   sync.Mutex // held to change far
-	far     *farEnd    // of a link to here. If nil, none is measured.
+	probing chan struct{} // has an element while a link from here is measured
+	farMu   sync.Mutex    // held to change far
+	far     *farEnd       // of a link to here. If nil, none is measured.
 }
 
 // Cluster holds the racks that a job runs over, as this aggregator reaches them. A nil Cluster is the part of an aggregator that is
@@ -104,7 +104,7 @@ func New(config Config) (*Cluster, error) {
 		return nil, err
 	}
 	h := &hub{Config: config, id: rpc.NewID(), board: racks.NewBoard(), clients: map[string]*http.Client{},
-		runs: map[*Rendezvous]bool{}, links: map[string]*planner.Links{}}
+		runs: map[*Rendezvous]bool{}, links: map[string]*planner.Links{}, probing: make(chan struct{}, 1)}
 	if c.Members != nil {
 		h.id = c.Members.ID()
 	}

@@ -185,8 +185,12 @@ func (k *Cluster) probe(ctx context.Context, q *api.ProbeQuestion) (value float6
 	if err != nil {
 		return 0, err
 	}
-	k.probing.Lock()
-	defer k.probing.Unlock()
+	select {
+	case k.probing <- struct{}{}:
+		defer func() { <-k.probing }()
+	case <-ctx.Done():
+		return 0, fmt.Errorf("another measurement is under way: %w", context.Cause(ctx))
+	}
 	ctx, cancel := context.WithTimeout(ctx, probeLasts)
 	defer cancel()
 	p, err := k.openProbe(q.Provider)
