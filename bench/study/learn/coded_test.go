@@ -39,7 +39,7 @@ func shortly(c coded, steps int) coded {
 // Images that every worker has alike hide a codec's bias; those of few digits do not.
 func TestSkewedDigitsShowWhatFeedbackIsFor(t *testing.T) {
 	oneGoroutine(t)
-	c := shortly(onDigits(true), 200)
+	c := shortly(onDigits(true), 150)
 	f32 := trainCoded(t, c, "none", 0.05)
 	if f32.Up != 32 || f32.Down != 32 || f32.Accuracy < 94 {
 		t.Fatalf("f32 sends %v bits, receives %v, and recognises %v", f32.Up, f32.Down, f32.Accuracy)
@@ -62,6 +62,7 @@ func TestSkewedDigitsShowWhatFeedbackIsFor(t *testing.T) {
 
 // Raw payloads train as a loop does that knows no payloads.
 func TestRawPayloadsAreTheMeanOfTheGradients(t *testing.T) {
+	oneGoroutine(t)
 	for _, c := range []coded{onDigits(true), withAdam(onText(false))} {
 		c = shortly(c, 10)
 		got := trainCoded(t, c, "none", 0.01).Curve[0]

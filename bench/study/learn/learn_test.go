@@ -117,6 +117,7 @@ func TestRealTrainingGoesThroughAnAggregator(t *testing.T) {
 
 // Strategy-Switch that never switches takes bsp's time, and one that does at once takes asp's.
 func TestFormulaOfStrategySwitch(t *testing.T) {
+	oneGoroutine(t)
 	q := find("switch")
 	q.base.Epochs, q.folds, q.tell = 2, 1, nil
 	s := answer(t, q, 1)

@@ -82,6 +82,7 @@ func TestDegeneratePoliciesLearnTheSame(t *testing.T) {
 }
 
 func TestPushesInATimeAreAsTheyMustBe(t *testing.T) {
+	oneGoroutine(t)
 	slower := Cluster{Steps: []float64{1, 3.1}}
 	for _, c := range []struct {
 		cluster   Cluster
@@ -116,6 +117,7 @@ func TestStrategySwitchIsAsFastAsItsFormula(t *testing.T) {
 
 // Racks that add gradients in every step learn what workers under bsp learn, but for rounding.
 func TestRacksThatMeetInEveryStepLearnAsUnderBSP(t *testing.T) {
+	oneGoroutine(t)
 	s := usual(5, 1)
 	s.Target = 1e-9
 	bsp := run(t, "bsp", s)
@@ -134,6 +136,7 @@ func TestRacksThatMeetInEveryStepLearnAsUnderBSP(t *testing.T) {
 
 // Fragments cross at steps of their own: no step carries more than its share, and as much crosses in all.
 func TestFragmentsShareTheCore(t *testing.T) {
+	oneGoroutine(t)
 	s := usual(10, 1)
 	s.Core, s.Cluster = 4, even
 	for _, fragments := range []int{1, 4} {
