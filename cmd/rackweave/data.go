@@ -87,7 +87,7 @@ Memory does not grow with the number of rows. The first row has number 0.`,
 	fl.IntVar(&f.pca, "pca", 0, "principal axes of aware (default: the fewest with 90 % of the variance, and at most 50)")
 	fl.StringSliceVar(&f.features, "features", nil, "columns that aware looks at (default: all but the label)")
 	fl.StringVar(&f.groups, "groups", "", "file with the group of each row")
-	fl.Uint64Var(&f.h.Seed, "seed", 0, "what all that is drawn comes from")
+	fl.Uint64Var(&f.h.Seed, "seed", 0, "seed of all that is drawn at random")
 	fl.StringVar(&f.h.Start, "start", "rotate",
 		"worker with which the dealing of a group begins: rotate, after the one where the last group ended; first, worker 0")
 	fl.StringVar(&f.out, "out", "", "file for the manifest (default: INPUT.manifest)")
@@ -106,8 +106,8 @@ func (f *shardFlags) shard(input string, step func(stage string, done float64) e
 	}
 	for _, read := range []string{input, f.groups} {
 		a, aErr := os.Stat(read)
-		if b, err := os.Stat(f.out); err == nil && (b.IsDir() || aErr == nil && os.SameFile(a, b)) {
-			return fmt.Errorf("--out %s: it is a folder, or a file that is read: name another file", f.out)
+		if b, err := os.Stat(f.out); aErr == nil && err == nil && os.SameFile(a, b) {
+			return fmt.Errorf("--out %s: it is a file that is read: name another file", f.out)
 		}
 	}
 	t, err := table.Open(input)
@@ -117,7 +117,7 @@ func (f *shardFlags) shard(input string, step func(stage string, done float64) e
 	defer t.Close()
 	w, err := manifest.NewWriter(f.out)
 	if err != nil {
-		return err
+		return fmt.Errorf("--out: %w", err)
 	}
 	defer w.Close()
 	w.Step = func(done float64) error { return step("write", done) }
@@ -155,7 +155,7 @@ func (d *division) read(stage string, want table.Want, f func(*table.Batch) erro
 func (d *division) id(name string) int {
 	id, ok := d.ids[name]
 	if !ok {
-		id, name = len(d.names), strings.Clone(name) // not the whole row of which it is a part
+		id, name = len(d.names), strings.Clone(name) // a copy, because the name shares the memory of its whole row
 		d.ids[name], d.names = id, append(d.names, name)
 	}
 	return id
@@ -230,7 +230,7 @@ func (d *division) cluster() error {
 	return err
 }
 
-// progress returns a function that shows a line on a terminal, from the second second on: the part of a stage that is done, of 1.
+// progress returns a function that, after one second, shows a line on a terminal: the part of a stage that is done, of 1.
 // It returns an error if the command was interrupted. end removes the line.
 func progress(ctx context.Context, w io.Writer, begun time.Time) (step func(stage string, done float64) error, end func()) {
 	var last time.Time

@@ -154,7 +154,7 @@ func TestInputsThatCannotBeDividedAreNamed(t *testing.T) {
 		{in + " --workers 2 --how aware --k 2", []string{`row 0, column "class"`, "not a number"}},
 		{in + " --workers 2 --groups " + groups, []string{"2 rows", "9 rows"}},
 		{in + " --workers 2 --label class --out " + in, []string{"--out " + in}},
-		{in + " --workers 2 --label class --out " + filepath.Dir(in), []string{"is a folder"}},
+		{in + " --workers 2 --label class --out " + filepath.Dir(in), []string{"--out", "not a regular file", "drwx"}},
 		{nan + " --workers 2 --how aware --k 2 --label class", []string{`row 1, column "x": it is NaN`}},
 		{ragged + " --workers 2 --label class", []string{"line 3 has 1 fields"}},
 		{file(t, "empty.csv", "") + " --workers 2 --label class", []string{"empty"}},

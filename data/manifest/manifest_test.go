@@ -12,13 +12,14 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/rackweave/rackweave/data"
 	"github.com/rackweave/rackweave/data/npy"
 )
 
-// make divides rows, given the group of each, and opens the manifest.
+// write divides rows, given the group of each, and opens the manifest.
 func write(t interface{ Fatal(...any) }, path string, ids []int, names []string, h Header) *Manifest {
 	w, err := NewWriter(path)
 	if err != nil {
@@ -357,6 +358,19 @@ func FuzzOpen(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestWriterRefusesWhatIsNotARegularFile(t *testing.T) {
+	dir := t.TempDir()
+	pipe, link := filepath.Join(dir, "pipe"), filepath.Join(dir, "link")
+	if err := errors.Join(unix.Mkfifo(pipe, 0o600), os.Symlink(pipe, link)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{pipe, link, dir} {
+		if _, err := NewWriter(path); err == nil || !strings.Contains(err.Error(), path+" exists, and is not a regular file") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
 }
 
 // A hundred million rows, if RACKWEAVE_LONG is set: opened and read at a place within a second.

@@ -39,8 +39,12 @@ type Writer struct {
 	rows  uint64
 }
 
-// NewWriter begins a manifest.
+// NewWriter begins a manifest. It refuses a path that names anything but a regular file, because Finish puts a new file in
+// its place: a device would be lost to the whole machine.
 func NewWriter(path string) (*Writer, error) {
+	if old, err := os.Lstat(path); err == nil && !old.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s exists, and is not a regular file but %s: name another file", path, old.Mode())
+	}
 	w := &Writer{path: path, Step: func(float64) error { return nil }}
 	var err error
 	if w.ids, err = w.scratch(); err != nil {
