@@ -33,7 +33,7 @@ func BenchmarkPushPull(b *testing.B) {
 						model = append(model, client.Tensor{Name: fmt.Sprint(i), Shape: []uint64{elems}})
 						ops[rank] = append(ops[rank], client.Op{Kind: client.PushPull, Tensor: i, Src: buf, Dst: buf})
 					}
-					return w.Register(context20(b), model)
+					return w.Register(bounded(b), model)
 				})
 				b.SetBytes(tensors * elems * 4)
 				b.ReportAllocs()

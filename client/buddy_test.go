@@ -54,18 +54,18 @@ func (tr *trainer) interrupt(n uint64, tensor int, crash func()) (errs []error) 
 			return err
 		}
 		if leaves {
-			return errors.Join(w.WaitAll(context20(tr.t), handles), w.Close())
+			return errors.Join(w.WaitAll(bounded(tr.t), handles), w.Close())
 		}
 		if rank == 0 && crash != nil {
-			if err := handles[tensor].Wait(context20(tr.t)); err != nil {
+			if err := handles[tensor].Wait(bounded(tr.t)); err != nil {
 				return err
 			}
 			crash()
 		}
-		if err := w.WaitAll(context20(tr.t), handles); err != nil {
+		if err := w.WaitAll(bounded(tr.t), handles); err != nil {
 			return err
 		}
-		return w.Barrier(context20(tr.t), "step")
+		return w.Barrier(bounded(tr.t), "step")
 	})
 	for _, w := range tr.workers {
 		_ = w.Close() // it has failed
@@ -80,7 +80,7 @@ func goOn(t *testing.T, services []*service.Service) (tr *trainer, step int, err
 	tr = trainRacks(t, services, adam(verbs.ProviderTCP))
 	steps := make([]int, len(tr.workers))
 	errs := every(tr.workers, func(rank int, w *client.Worker) (err error) {
-		steps[rank], err = w.GoOn(context20(t))
+		steps[rank], err = w.GoOn(bounded(t))
 		return err
 	})
 	for rank, err := range errs {
@@ -183,7 +183,7 @@ func TestNeighboursThatAreLostTakeAStateWithThem(t *testing.T) {
 	tr := trainRacks(t, services, adam(verbs.ProviderTCP))
 	tr.start()
 	tr.step(1)
-	if _, err := tr.workers[0].Save(context20(t), client.BuddyName); err == nil || !strings.Contains(err.Error(), "use another") {
+	if _, err := tr.workers[0].Save(bounded(t), client.BuddyName); err == nil || !strings.Contains(err.Error(), "use another") {
 		t.Errorf("save says %v", err)
 	}
 	tr.interrupt(2, 0, func() {

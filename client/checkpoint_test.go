@@ -32,7 +32,7 @@ func train(t *testing.T, s *service.Service, cfg client.Config, tensors []client
 		for i := range tensors {
 			tr.results[rank] = append(tr.results[rank], make([]float32, tensors[i].Elems()))
 		}
-		return w.Register(context20(t), tensors)
+		return w.Register(bounded(t), tensors)
 	})
 	return tr
 }
@@ -53,7 +53,7 @@ func (tr *trainer) all(kind client.Kind, seed uint64) {
 		if err != nil {
 			return err
 		}
-		return w.WaitAll(context20(tr.t), handles)
+		return w.WaitAll(bounded(tr.t), handles)
 	})
 }
 
@@ -99,14 +99,14 @@ func TestSparseTensorsAreRestoredByNameAndShape(t *testing.T) {
 			tr.start()
 			saved = tr.parameters()
 		} else {
-			if err := tr.workers[0].Restore(context20(t), "start"); err != nil {
+			if err := tr.workers[0].Restore(bounded(t), "start"); err != nil {
 				t.Fatal(err)
 			}
-			each(t, tr.workers, func(_ int, w *client.Worker) error { return w.Barrier(context20(t), "restored") })
+			each(t, tr.workers, func(_ int, w *client.Worker) error { return w.Barrier(bounded(t), "restored") })
 			tr.all(client.Pull, 0)
 			sameModel(t, "restored parameters", tr.parameters(), saved)
 		}
-		if _, err := tr.workers[1].Save(context20(t), "start"); err != nil {
+		if _, err := tr.workers[1].Save(bounded(t), "start"); err != nil {
 			t.Fatal(err)
 		}
 		closeAll(t, tr.workers)
@@ -131,11 +131,11 @@ func TestASparseTensorOfAnotherRowWidthIsNotRestored(t *testing.T) {
 		tr := train(t, s, adam(verbs.ProviderTCP), []client.Tensor{{Name: "table", Shape: tc.shape, Sparse: tc.sparse}})
 		tr.start()
 		if i == 0 {
-			if _, err := tr.workers[0].Save(context20(t), "rows"); err != nil {
+			if _, err := tr.workers[0].Save(bounded(t), "rows"); err != nil {
 				t.Fatal(err)
 			}
 		}
-		err := tr.workers[0].Restore(context20(t), "rows")
+		err := tr.workers[0].Restore(bounded(t), "rows")
 		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
 			t.Errorf("shape %v, sparse %t: %v, want %q", tc.shape, tc.sparse, err, tc.want)
 		}
@@ -154,7 +154,7 @@ func TestAModelSavedGoesOnAfterTheAggregatorRestarts(t *testing.T) {
 	tr.start()
 	tr.step(0)
 	tr.step(1)
-	if _, err := tr.workers[1].Save(context20(t), "two"); err != nil {
+	if _, err := tr.workers[1].Save(bounded(t), "two"); err != nil {
 		t.Fatal(err)
 	}
 	saved := tr.parameters()
@@ -171,10 +171,10 @@ func TestAModelSavedGoesOnAfterTheAggregatorRestarts(t *testing.T) {
 	tensors[0], tensors[3] = tensors[3], tensors[0] // and another order
 	options.Cores = 1
 	tr = train(t, serve(t, options), cfg, tensors)
-	if err := tr.workers[0].Restore(context20(t), "two"); err != nil {
+	if err := tr.workers[0].Restore(bounded(t), "two"); err != nil {
 		t.Fatal(err)
 	}
-	each(t, tr.workers, func(_ int, w *client.Worker) error { return w.Barrier(context20(t), "restored") })
+	each(t, tr.workers, func(_ int, w *client.Worker) error { return w.Barrier(bounded(t), "restored") })
 	swap := func(m [][]float32) [][]float32 { m[0], m[3] = m[3], m[0]; return m }
 	tr.all(client.Pull, 0)
 	sameModel(t, "restored parameters", swap(tr.parameters()), saved)
@@ -190,7 +190,7 @@ func TestAModelSavedGoesOnAfterTheAggregatorRestarts(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return w.WaitAll(context20(t), handles)
+		return w.WaitAll(bounded(t), handles)
 	})
 	sameModel(t, "the step after", swap(tr.parameters()), want)
 }
@@ -202,7 +202,7 @@ func TestACheckpointOfAnotherModelIsRefusedByName(t *testing.T) {
 	tr := train(t, s, adam(verbs.ProviderTCP), one)
 	tr.start()
 	w := tr.workers[0]
-	path, err := w.Save(context20(t), "one")
+	path, err := w.Save(bounded(t), "one")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +215,7 @@ func TestACheckpointOfAnotherModelIsRefusedByName(t *testing.T) {
 		t.Helper()
 		tr := train(t, s, cfg, tensors)
 		defer closeAll(t, tr.workers)
-		err := tr.workers[0].Restore(context20(t), name)
+		err := tr.workers[0].Restore(bounded(t), name)
 		if !errors.Is(err, client.ErrRefused) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want it to say %q", err, want)
 		}
@@ -269,7 +269,7 @@ func TestSavingWhileGradientsAreUnderWayIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitFor(t, "the push to arrive", func() bool { return awaited(t, s, 1) > 0 })
-	if _, err := tr.workers[1].Save(context20(t), "early"); err == nil || !strings.Contains(err.Error(), "gradients are under way") {
+	if _, err := tr.workers[1].Save(bounded(t), "early"); err == nil || !strings.Contains(err.Error(), "gradients are under way") {
 		t.Errorf("save: %v", err)
 	}
 	h1, err := tr.workers[1].PushPull(3, client.Bytes(grads[3]), client.Bytes(tr.results[1][3]), 0)
@@ -278,11 +278,11 @@ func TestSavingWhileGradientsAreUnderWayIsRefused(t *testing.T) {
 	}
 	each(t, tr.workers, func(rank int, _ *client.Worker) error {
 		if rank == 0 {
-			return h.Wait(context20(t))
+			return h.Wait(bounded(t))
 		}
-		return h1.Wait(context20(t))
+		return h1.Wait(bounded(t))
 	})
-	if _, err := tr.workers[1].Save(context20(t), "late"); err != nil {
+	if _, err := tr.workers[1].Save(bounded(t), "late"); err != nil {
 		t.Errorf("save once all is quiet: %v", err)
 	}
 }
@@ -294,14 +294,14 @@ func TestATwoPhaseStepThatIsNotCommittedIsNotSaved(t *testing.T) {
 	tr := train(t, s, cfg, model())
 	tr.start()
 	tr.all(client.Push, 100)
-	if _, err := tr.workers[0].Save(context20(t), "x"); err == nil || !strings.Contains(err.Error(), "not committed") {
+	if _, err := tr.workers[0].Save(bounded(t), "x"); err == nil || !strings.Contains(err.Error(), "not committed") {
 		t.Errorf("save: %v", err)
 	}
 	each(t, tr.workers, func(_ int, w *client.Worker) error {
 		_, err := w.Commit(context.Background(), client.Step{LR: 0.1})
 		return err
 	})
-	if _, err := tr.workers[0].Save(context20(t), "x"); err != nil {
+	if _, err := tr.workers[0].Save(bounded(t), "x"); err != nil {
 		t.Errorf("save after the commit: %v", err)
 	}
 }
@@ -350,7 +350,7 @@ func TestACheckpointLeavesNothingBesideItAndWaitsForNoPipe(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "adam", ".best.rwck123456"), []byte("half"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	path, err := tr.workers[0].Save(context20(t), "best")
+	path, err := tr.workers[0].Save(bounded(t), "best")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -361,7 +361,7 @@ func TestACheckpointLeavesNothingBesideItAndWaitsForNoPipe(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if err := tr.workers[0].Restore(context20(t), "best"); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+	if err := tr.workers[0].Restore(bounded(t), "best"); err == nil || !strings.Contains(err.Error(), "not a regular file") {
 		t.Errorf("error %v after %v, want it to refuse a pipe", err, time.Since(began))
 	}
 }

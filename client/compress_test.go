@@ -18,7 +18,7 @@ func TestAWorkerCompressesWhatItsJobSays(t *testing.T) {
 		if mode == "eager" {
 			cfg.Optimizer = "sgd_torch"
 		}
-		ctx := context20(t)
+		ctx := bounded(t)
 		w, err := client.Join(ctx, cfg)
 		if err != nil {
 			t.Fatal(err)

@@ -75,7 +75,7 @@ func TestAFirstContactThatIsResetIsRepeated(t *testing.T) {
 	t.Parallel()
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
 	r := &resetting{first: 3}
-	w, err := client.Join(context20(t), client.Config{Server: r.before(t, s), Job: "j", Workers: 1, Provider: verbs.ProviderTCP})
+	w, err := client.Join(bounded(t), client.Config{Server: r.before(t, s), Job: "j", Workers: 1, Provider: verbs.ProviderTCP})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestAWorkerThatIsResetWhileItWaitsHasItsPlaceAgain(t *testing.T) {
 		if rank == 1 {
 			waitFor(t, "the other to come again", func() bool { return r.led.Load() > 0 && forming(t, s) == 1 })
 		}
-		workers[rank], err = client.Join(context20(t), client.Config{Server: servers[rank], Job: "j", Rank: rank, Workers: 2,
+		workers[rank], err = client.Join(bounded(t), client.Config{Server: servers[rank], Job: "j", Rank: rank, Workers: 2,
 			Provider: verbs.ProviderTCP})
 		return err
 	})
@@ -112,7 +112,7 @@ func TestWhatResetsEveryContactIsAnErrorInTime(t *testing.T) {
 	for _, timeout := range []time.Duration{300 * time.Millisecond, deadline} {
 		r := &resetting{first: 1 << 30}
 		began := time.Now()
-		_, err := client.Join(context20(t), client.Config{Server: r.before(t, s), Job: "j", Workers: 1, Provider: verbs.ProviderTCP,
+		_, err := client.Join(bounded(t), client.Config{Server: r.before(t, s), Job: "j", Workers: 1, Provider: verbs.ProviderTCP,
 			Timeout: timeout})
 		if !errors.Is(err, client.ErrServerLost) {
 			t.Errorf("%v: want the aggregator lost", err)

@@ -40,7 +40,7 @@ func exchangeBy(t *testing.T, workers []*client.Worker, tensors []client.Tensor,
 			if err != nil {
 				return err
 			}
-			if err := w.WaitAll(context20(t), handles); err != nil {
+			if err := w.WaitAll(bounded(t), handles); err != nil {
 				return err
 			}
 			for i := range tensors {
@@ -58,7 +58,7 @@ func begin(t *testing.T, workers []*client.Worker, tensors []client.Tensor, ref 
 	t.Helper()
 	buffers := make([][][]float32, len(workers))
 	each(t, workers, func(rank int, w *client.Worker) error {
-		if err := w.Register(context20(t), tensors); err != nil {
+		if err := w.Register(bounded(t), tensors); err != nil {
 			return err
 		}
 		var ops []client.Op
@@ -81,7 +81,7 @@ func begin(t *testing.T, workers []*client.Worker, tensors []client.Tensor, ref 
 		if err != nil {
 			return err
 		}
-		if err := w.WaitAll(context20(t), handles); err != nil {
+		if err := w.WaitAll(bounded(t), handles); err != nil {
 			return err
 		}
 		for i := range tensors {

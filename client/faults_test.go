@@ -26,7 +26,7 @@ func pushUntilFailure(t testing.TB, w *client.Worker) (time.Time, error) {
 	for {
 		h, err := w.PushPull(0, buf, buf, 0)
 		if err == nil {
-			err = h.Wait(context20(t))
+			err = h.Wait(bounded(t))
 		}
 		if err != nil {
 			return time.Now(), err
@@ -67,10 +67,10 @@ func TestAKilledWorkerFailsTheJobForAllAndNoOtherJob(t *testing.T) {
 			each(t, workers, func(rank int, _ *client.Worker) (err error) {
 				c := cfg
 				c.Rank = rank
-				if workers[rank], err = client.Join(context20(t), c); err != nil {
+				if workers[rank], err = client.Join(bounded(t), c); err != nil {
 					return err
 				}
-				return workers[rank].Register(context20(t), endlessModel)
+				return workers[rank].Register(bounded(t), endlessModel)
 			})
 			killedAt := make(chan time.Time, 1)
 			go func() {
@@ -101,19 +101,19 @@ func TestAKilledWorkerFailsTheJobForAllAndNoOtherJob(t *testing.T) {
 // A stopped worker keeps its connections, and is lost when it has missed its heartbeats.
 func TestAStoppedWorkerIsSaidToHaveMissedItsHeartbeats(t *testing.T) {
 	if testing.Short() {
-		t.Skip("heartbeats are missed for 10 s")
+		t.Skip("-short is set: this test waits 10 s for missed heartbeats")
 	}
 	t.Parallel()
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
 	cfg := client.Config{Server: s.URL(), Job: "j", Rank: 1, Workers: 2, Timeout: time.Minute}
 	other := play(t, "worker", cfg)
 	cfg.Rank = 0
-	w, err := client.Join(context20(t), cfg)
+	w, err := client.Join(bounded(t), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { w.Close() })
-	if err := w.Register(context20(t), endlessModel); err != nil {
+	if err := w.Register(bounded(t), endlessModel); err != nil {
 		t.Fatal(err)
 	}
 	if err := other.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
@@ -147,10 +147,10 @@ func TestAKilledAggregatorIsAnErrorAtEveryWorker(t *testing.T) {
 			each(t, workers, func(rank int, _ *client.Worker) (err error) {
 				c := cfg
 				c.Rank = rank
-				if workers[rank], err = client.Join(context20(t), c); err != nil {
+				if workers[rank], err = client.Join(bounded(t), c); err != nil {
 					return err
 				}
-				return workers[rank].Register(context20(t), endlessModel)
+				return workers[rank].Register(bounded(t), endlessModel)
 			})
 			killedAt := make(chan time.Time, 1)
 			time.AfterFunc(100*time.Millisecond, func() {
@@ -162,7 +162,7 @@ func TestAKilledAggregatorIsAnErrorAtEveryWorker(t *testing.T) {
 					t.Errorf("worker %d: %v", rank, err)
 				}
 			}
-			if err := workers[0].Barrier(context20(t), "b"); !errors.Is(err, client.ErrServerLost) {
+			if err := workers[0].Barrier(bounded(t), "b"); !errors.Is(err, client.ErrServerLost) {
 				t.Errorf("barrier: %v", err)
 			}
 		})
@@ -179,13 +179,13 @@ func TestConnectingEndsWhenTheJobFailsOrTheCallerGivesUp(t *testing.T) {
 		Providers:       []string{verbs.ProviderTCP},
 		ProviderOptions: map[string]string{verbs.ProviderTCP: "advertise=" + silent.Addr().String()},
 	})
-	ctx, cancel := context.WithCancel(context20(t))
+	ctx, cancel := context.WithCancel(bounded(t))
 	time.AfterFunc(300*time.Millisecond, cancel)
 	began := time.Now()
 	errs := every(make([]*client.Worker, 2), func(rank int, _ *client.Worker) error {
 		ctx := ctx
 		if rank == 1 {
-			ctx = context20(t)
+			ctx = bounded(t)
 		}
 		_, err := client.Join(ctx, client.Config{Server: s.URL(), Job: "j", Rank: rank, Workers: 2})
 		return err
@@ -276,22 +276,22 @@ func TestAWorkerThatLeavesInPeaceFailsNothing(t *testing.T) {
 	// What needs no other worker still works.
 	h, err := w.Pull(3, client.Bytes(tr.results[0][3]), 0)
 	if err == nil {
-		err = h.Wait(context20(t))
+		err = h.Wait(bounded(t))
 	}
 	if err != nil {
 		t.Fatalf("pull: %v", err)
 	}
-	if _, err := w.Save(context20(t), "last"); err != nil {
+	if _, err := w.Save(bounded(t), "last"); err != nil {
 		t.Fatalf("save: %v", err)
 	}
 	// What does need it fails and says why.
-	if err := w.Barrier(context20(t), "b"); err == nil || !strings.Contains(err.Error(), "has left") {
+	if err := w.Barrier(bounded(t), "b"); err == nil || !strings.Contains(err.Error(), "has left") {
 		t.Errorf("barrier: %v", err)
 	}
 	began := time.Now()
 	h, err = w.PushPull(3, client.Bytes(tr.results[0][3]), client.Bytes(tr.results[0][3]), 0)
 	if err == nil {
-		err = h.Wait(context20(t))
+		err = h.Wait(bounded(t))
 	}
 	if !errors.Is(err, client.ErrAborted) || !strings.Contains(err.Error(), "worker 1 ") ||
 		!strings.Contains(err.Error(), "has left the job, and others wait for its gradients") {
@@ -339,7 +339,7 @@ func TestAnOperationIsOneAtATimePerTensorAndChecked(t *testing.T) {
 	if !errors.Is(err, client.ErrBusy) || !strings.Contains(err.Error(), "layer3.weight") || len(handles) != 1 {
 		t.Errorf("the same tensor twice: %d started, %v", len(handles), err)
 	}
-	if err := w.WaitAll(context20(t), handles); err != nil {
+	if err := w.WaitAll(bounded(t), handles); err != nil {
 		t.Error(err)
 	}
 	for _, c := range []struct {
@@ -374,7 +374,7 @@ func TestGradientsOfDifferentHyperParametersFailTheJob(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return h.Wait(context20(t))
+		return h.Wait(bounded(t))
 	})
 	for rank, err := range errs {
 		if !errors.Is(err, client.ErrAborted) || !strings.Contains(err.Error(), fmt.Sprintf("%q", "layer3.weight")) {

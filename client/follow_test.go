@@ -65,7 +65,7 @@ func newLinkRigOf(t *testing.T, aggregators []string, aggregatorNICs, workerNICs
 		for i := range workerNICs {
 			cfg.Devices = append(cfg.Devices, r.nic(fmt.Sprint("worker.", rank), i))
 		}
-		r.workers[rank], err = client.Join(context20(t), cfg)
+		r.workers[rank], err = client.Join(bounded(t), cfg)
 		return err
 	})
 	t.Cleanup(func() { closeAll(t, r.workers) })
@@ -96,7 +96,7 @@ func (r *linkRig) failovers() (n uint64) {
 // guests is how many connections are away from their lane's own NIC of the aggregator.
 func (r *linkRig) guests() (n int) {
 	r.t.Helper()
-	status, err := r.s.Status(context20(r.t), nil)
+	status, err := r.s.Status(bounded(r.t), nil)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func (r *linkRig) exchange(stop func(steps int) bool) {
 	ref := racktest.NewReference(aggregate.Aggregate, optim.Sum, optim.Sum.Defaults(), chunk.F32, make([][]float32, len(tensors)))
 	want := ref.Step(grads)
 	if r.workers[0].NumTensors() == 0 {
-		each(r.t, r.workers, func(_ int, w *client.Worker) error { return w.Register(context20(r.t), tensors) })
+		each(r.t, r.workers, func(_ int, w *client.Worker) error { return w.Register(bounded(r.t), tensors) })
 	}
 	for steps := 0; !stop(steps); steps++ {
 		each(r.t, r.workers, func(rank int, w *client.Worker) error {
@@ -132,7 +132,7 @@ func (r *linkRig) exchange(stop func(steps int) bool) {
 			began := time.Now()
 			handles, err := w.Submit(ops...)
 			if err == nil {
-				err = w.WaitAll(context20(r.t), handles)
+				err = w.WaitAll(bounded(r.t), handles)
 			}
 			if err != nil {
 				return fmt.Errorf("step %d: %w", steps, err)
@@ -223,7 +223,7 @@ func TestALinkThatStaysDownIsATypedErrorInTime(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				return h.Wait(context20(t))
+				return h.Wait(bounded(t))
 			})
 			for rank, err := range errs {
 				if !errors.Is(err, client.ErrAborted) && !errors.Is(err, client.ErrServerLost) {

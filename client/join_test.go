@@ -64,14 +64,14 @@ func TestJoinRefusesWhatCannotBeAndSaysWhatCan(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			cfg := ok
 			c.edit(&cfg)
-			w, err := client.Join(context20(t), cfg)
+			w, err := client.Join(bounded(t), cfg)
 			if err == nil {
 				w.Close()
 			}
 			refused(t, err, c.code, c.want)
 		})
 	}
-	w, err := client.Join(context20(t), ok)
+	w, err := client.Join(bounded(t), ok)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func TestJoinChecksItsOwnConfiguration(t *testing.T) {
 		{client.Config{Server: "http://h:1", Timeout: -1}, "at least a millisecond"},
 		{client.Config{Server: "http://h:1", Spin: -2}, "spin of -2"},
 	} {
-		if _, err := client.Join(context20(t), c.cfg); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := client.Join(bounded(t), c.cfg); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v, want it to say %q", c.cfg, err, c.want)
 		}
 	}
@@ -125,7 +125,7 @@ func TestAWorkerMustSayWhatTheJobIs(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			joined := make(chan error, 1)
-			ctx, cancel := context.WithCancel(context20(t))
+			ctx, cancel := context.WithCancel(bounded(t))
 			defer cancel()
 			go func() {
 				_, err := client.Join(ctx, first)
@@ -135,7 +135,7 @@ func TestAWorkerMustSayWhatTheJobIs(t *testing.T) {
 			cfg := first
 			cfg.Rank = 1
 			c.edit(&cfg)
-			_, err := client.Join(context20(t), cfg)
+			_, err := client.Join(bounded(t), cfg)
 			refused(t, err, c.code, c.want)
 			if c.code == connect.CodeFailedPrecondition {
 				// It is of the job, and the job cannot be: the first does not wait for its timeout.
@@ -155,7 +155,7 @@ func TestAWorkerMustSayWhatTheJobIs(t *testing.T) {
 
 // forming is how many workers the service's only job has; 0 without a job.
 func forming(t testing.TB, s *service.Service) int {
-	status, err := s.Status(context20(t), nil)
+	status, err := s.Status(bounded(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestTheThirteenthWorkerOfTwelveIsTurnedAway(t *testing.T) {
 	cfg := client.Config{Job: "twelve", Workers: 12, Provider: verbs.ProviderTCP}
 	workers := joinAll(t, s, cfg)
 	cfg.Server, cfg.Rank = s.URL(), client.AnyRank
-	_, err := client.Join(context20(t), cfg)
+	_, err := client.Join(bounded(t), cfg)
 	refused(t, err, connect.CodeResourceExhausted, `job "twelve" has all of its 12 workers`)
 	seen := map[int]bool{}
 	for _, w := range workers {
@@ -186,7 +186,7 @@ func TestRanksThatNobodyAskedForAreGivenOut(t *testing.T) {
 	ranks := []int{client.AnyRank, 2, client.AnyRank, client.AnyRank}
 	workers := make([]*client.Worker, len(ranks))
 	each(t, workers, func(i int, _ *client.Worker) (err error) {
-		workers[i], err = client.Join(context20(t), client.Config{
+		workers[i], err = client.Join(bounded(t), client.Config{
 			Server: s.URL(), Job: "j", Rank: ranks[i], Workers: 4, Provider: verbs.ProviderTCP,
 		})
 		return err
@@ -207,7 +207,7 @@ func TestRanksThatNobodyAskedForAreGivenOut(t *testing.T) {
 func TestAJoinThatWaitsInVainNamesTheMissingRanks(t *testing.T) {
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}})
 	began := time.Now()
-	_, err := client.Join(context20(t), client.Config{
+	_, err := client.Join(bounded(t), client.Config{
 		Server: s.URL(), Job: "j", Rank: 1, Workers: 4, Provider: verbs.ProviderTCP, Timeout: 50 * time.Millisecond,
 	})
 	if !errors.Is(err, client.ErrTimeout) || !strings.Contains(err.Error(), "1 of 4 workers came in time: missing ranks 0, 2, 3") {
@@ -227,7 +227,7 @@ func TestAutoChoosesSharedMemoryOnOneHost(t *testing.T) {
 	}
 	mixed := make([]*client.Worker, 2)
 	errs := every(mixed, func(rank int, _ *client.Worker) error {
-		_, err := client.Join(context20(t), client.Config{
+		_, err := client.Join(bounded(t), client.Config{
 			Server: s.URL(), Job: "mixed", Rank: rank, Workers: 2, Provider: []string{verbs.ProviderTCP, verbs.ProviderSHM}[rank],
 		})
 		return err
@@ -245,7 +245,7 @@ func TestWorkersReachTCPWhereTheyReachTheControlPlane(t *testing.T) {
 		}
 		s := serve(t, service.Options{Listener: l, Providers: []string{verbs.ProviderTCP}, Insecure: true})
 		joinAll(t, s, client.Config{Job: "j", Workers: 2})
-		status, err := client.Status(context20(t), client.Config{Server: s.URL()})
+		status, err := client.Status(bounded(t), client.Config{Server: s.URL()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -305,7 +305,7 @@ func TestRegistrationsThatDifferFailAtOnceAndNameTheTensor(t *testing.T) {
 				if rank == 1 {
 					tensors = c.edit(tensors)
 				}
-				return w.Register(context20(t), tensors)
+				return w.Register(bounded(t), tensors)
 			}) {
 				if err == nil {
 					t.Errorf("worker %d registered", rank)
@@ -341,7 +341,7 @@ func TestARegistrationThatIsNotSoundIsRefused(t *testing.T) {
 		{[]client.Tensor{{Name: "a", Shape: []uint64{1 << 40, 1 << 40}}}, connect.CodeInvalidArgument, "too large"},
 	} {
 		w := joinAll(t, s, client.Config{Job: fmt.Sprint("job", i), Workers: 1, Provider: verbs.ProviderTCP})[0]
-		err := w.Register(context20(t), c.tensors)
+		err := w.Register(bounded(t), c.tensors)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v: %v, want it to say %q", c.tensors, err, c.want)
 		}
@@ -362,7 +362,7 @@ func TestARegistrationInVainNamesWhoIsMissing(t *testing.T) {
 		t.Error(err)
 	}
 	// It may be tried again.
-	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(context20(t), model()) })
+	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(bounded(t), model()) })
 }
 
 func TestTensorsAreRegisteredInBatches(t *testing.T) {
@@ -371,7 +371,7 @@ func TestTensorsAreRegisteredInBatches(t *testing.T) {
 	for batch := range 3 {
 		each(t, workers, func(rank int, w *client.Worker) error {
 			late := client.Tensor{Name: fmt.Sprint("late", batch), Shape: []uint64{10_000}}
-			if err := w.Register(context20(t), []client.Tensor{late}); err != nil {
+			if err := w.Register(bounded(t), []client.Tensor{late}); err != nil {
 				return err
 			}
 			x := make([]float32, 10_000)
@@ -382,7 +382,7 @@ func TestTensorsAreRegisteredInBatches(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := h.Wait(context20(t)); err != nil {
+			if err := h.Wait(bounded(t)); err != nil {
 				return err
 			}
 			if x[0] != 3 || x[9_999] != 3 {
@@ -404,7 +404,7 @@ func TestAHundredThousandTensorsRegister(t *testing.T) {
 	for i := range tensors {
 		tensors[i] = client.Tensor{Name: fmt.Sprintf("model.layers.%d.self_attention.weight", i), Shape: []uint64{2, 3}}
 	}
-	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(context20(t), tensors) })
+	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(bounded(t), tensors) })
 	last := len(tensors) - 1
 	each(t, workers, func(_ int, w *client.Worker) error {
 		x := []float32{1, 2, 3, 4, 5, 6}
@@ -412,7 +412,7 @@ func TestAHundredThousandTensorsRegister(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := h.Wait(context20(t)); err != nil {
+		if err := h.Wait(bounded(t)); err != nil {
 			return err
 		}
 		if x[5] != 12 {

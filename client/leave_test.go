@@ -15,15 +15,15 @@ func TestWorkersThatLeaveKeepNothingFromTheOthers(t *testing.T) {
 		t.Run(provider, func(t *testing.T) {
 			tensors := []client.Tensor{{Name: "a", Shape: []uint64{64 * 8192}}}
 			workers := joinAll(t, serve(t, service.Options{Providers: []string{provider}}), streamConfig(provider, "asp", 8))
-			each(t, workers, func(_ int, w *client.Worker) error { return w.Register(context20(t), tensors) })
+			each(t, workers, func(_ int, w *client.Worker) error { return w.Register(bounded(t), tensors) })
 			for rank, w := range workers {
 				ones, params := onesAndZeros(tensors)
-				if _, err := streamStep(context20(t), w, ones, params); err != nil {
+				if _, err := streamStep(bounded(t), w, ones, params); err != nil {
 					t.Fatalf("worker %d, after as many have left: %v", rank, err)
 				}
 				h, err := w.Pull(0, client.Bytes(params[0]), 0)
 				if err == nil {
-					err = h.Wait(context20(t))
+					err = h.Wait(bounded(t))
 				}
 				if err != nil {
 					t.Fatalf("worker %d pulls after as many have left: %v", rank, err)
@@ -41,24 +41,24 @@ func TestABroadcastMayFollowStepsOfTheWorkersOwn(t *testing.T) {
 	tensors := []client.Tensor{{Name: "a", Shape: []uint64{8192}}}
 	workers := joinAll(t, serve(t, service.Options{Providers: []string{"tcp"}}), streamConfig("tcp", "asp", 2))
 	each(t, workers, func(rank int, w *client.Worker) error {
-		if err := w.Register(context20(t), tensors); err != nil {
+		if err := w.Register(bounded(t), tensors); err != nil {
 			return err
 		}
 		ones, params := onesAndZeros(tensors)
 		for steps := range 2 {
 			h, err := w.Broadcast(0, client.Bytes(params[0]))
 			if err == nil {
-				err = h.Wait(context20(t))
+				err = h.Wait(bounded(t))
 			}
 			if err != nil || steps == 1 {
 				return err
 			}
 			for range rank + 1 {
-				if _, err := streamStep(context20(t), w, ones, params); err != nil {
+				if _, err := streamStep(bounded(t), w, ones, params); err != nil {
 					return err
 				}
 			}
-			if err := w.Barrier(context20(t), "steps-done"); err != nil {
+			if err := w.Barrier(bounded(t), "steps-done"); err != nil {
 				return err
 			}
 		}
@@ -70,18 +70,18 @@ func TestWaitingForAWorkerThatLeavesEndsSoonAndNamesIt(t *testing.T) {
 	t.Parallel()
 	tensors := []client.Tensor{{Name: "a", Shape: []uint64{8192}}}
 	for what, wait := range map[string]func(w *client.Worker) error{
-		"barrier": func(w *client.Worker) error { return w.Barrier(context20(t), "b") },
+		"barrier": func(w *client.Worker) error { return w.Barrier(bounded(t), "b") },
 		"register": func(w *client.Worker) error {
-			return w.Register(context20(t), []client.Tensor{{Name: "b", Shape: []uint64{1}}})
+			return w.Register(bounded(t), []client.Tensor{{Name: "b", Shape: []uint64{1}}})
 		},
-		"commit": func(w *client.Worker) error { _, err := w.Commit(context20(t), client.Step{LR: 1}); return err },
+		"commit": func(w *client.Worker) error { _, err := w.Commit(bounded(t), client.Step{LR: 1}); return err },
 	} {
 		t.Run(what, func(t *testing.T) {
 			cfg := client.Config{
 				Job: "j", Workers: 2, Mode: "two-phase", Optimizer: "sgd_torch", Provider: "shm", Timeout: deadline,
 			}
 			workers := joinAll(t, serve(t, service.Options{Providers: []string{"shm"}}), cfg)
-			each(t, workers, func(_ int, w *client.Worker) error { return w.Register(context20(t), tensors) })
+			each(t, workers, func(_ int, w *client.Worker) error { return w.Register(bounded(t), tensors) })
 			ended := make(chan error, 1)
 			go func() { ended <- wait(workers[0]) }()
 			time.Sleep(100 * time.Millisecond) // it may begin to wait before or after the other leaves

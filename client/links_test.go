@@ -18,7 +18,7 @@ func TestALinkIsMeasuredBetweenEachTwoRacks(t *testing.T) {
 	t.Parallel()
 	services := serveRacksWith(t, 3, service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1, AdminToken: "admin"}, nil)
 	cfg := client.Config{Server: services[1].URL(), Token: "admin", Timeout: time.Minute}
-	l, err := client.Links(context20(t), cfg, "")
+	l, err := client.Links(bounded(t), cfg, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,10 +32,10 @@ func TestALinkIsMeasuredBetweenEachTwoRacks(t *testing.T) {
 	}
 	// A measurement leaves nothing behind that keeps the next from beginning, whoever has it made.
 	cfg.Server = services[2].URL()
-	if _, err := client.Links(context20(t), cfg, verbs.ProviderTCP); err != nil {
+	if _, err := client.Links(bounded(t), cfg, verbs.ProviderTCP); err != nil {
 		t.Error(err)
 	}
-	if _, err := client.Links(context20(t), cfg, verbs.ProviderIBV); err == nil || !strings.Contains(err.Error(), `provider "ibv" is not served here`) {
+	if _, err := client.Links(bounded(t), cfg, verbs.ProviderIBV); err == nil || !strings.Contains(err.Error(), `provider "ibv" is not served here`) {
 		t.Errorf("a provider that is not there: %v", err)
 	}
 }
@@ -46,7 +46,7 @@ func TestLinksToARackThatIsNotThereNameIt(t *testing.T) {
 	if err := services[2].Close(); err != nil {
 		t.Fatal(err)
 	}
-	_, err := client.Links(context20(t), client.Config{Server: services[0].URL(), Token: "admin", Timeout: 8 * time.Second}, "")
+	_, err := client.Links(bounded(t), client.Config{Server: services[0].URL(), Token: "admin", Timeout: 8 * time.Second}, "")
 	if err == nil || !strings.Contains(err.Error(), `rack "r2"`) {
 		t.Errorf("%v, want it to name the rack", err)
 	}
@@ -62,20 +62,20 @@ func TestRacksOfShapeAutoTakeTheShapeThatTheFirstChooses(t *testing.T) {
 	}
 	defer closeAll(t, workers)
 	each(t, workers, func(rank int, w *client.Worker) error {
-		if err := w.Register(context20(t), model()); err != nil {
+		if err := w.Register(bounded(t), model()); err != nil {
 			return err
 		}
 		i := 7 // layer7.weight
 		x, g := make([]float32, 100_000), slices.Repeat([]float32{float32(rank)}, 100_000)
 		h, err := w.Broadcast(i, client.Bytes(x))
 		if err == nil {
-			err = h.Wait(context20(t))
+			err = h.Wait(bounded(t))
 		}
 		if err == nil {
 			h, err = w.PushPull(i, client.Bytes(g), client.Bytes(x), 0)
 		}
 		if err == nil {
-			err = h.Wait(context20(t))
+			err = h.Wait(bounded(t))
 		}
 		if err == nil && (x[0] != -15 || x[99_999] != -15) {
 			err = fmt.Errorf("parameters %v, %v, want -15", x[0], x[99_999])
@@ -84,7 +84,7 @@ func TestRacksOfShapeAutoTakeTheShapeThatTheFirstChooses(t *testing.T) {
 	})
 	shape := ""
 	for rack, s := range services {
-		status, err := client.Status(context20(t), client.Config{Server: s.URL(), Token: "t"})
+		status, err := client.Status(bounded(t), client.Config{Server: s.URL(), Token: "t"})
 		if err != nil {
 			t.Fatal(err)
 		}

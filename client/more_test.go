@@ -29,7 +29,7 @@ func TestABarrierOpensWhenAllAreThere(t *testing.T) {
 			mu.Lock()
 			there++
 			mu.Unlock()
-			if err := w.Barrier(context20(t), "step"); err != nil {
+			if err := w.Barrier(bounded(t), "step"); err != nil {
 				return err
 			}
 			mu.Lock()
@@ -46,7 +46,7 @@ func TestABarrierOpensWhenAllAreThere(t *testing.T) {
 	if !errors.Is(err, client.ErrTimeout) || !strings.Contains(err.Error(), "waited for worker 0 (") {
 		t.Error(err)
 	}
-	if err := workers[0].Barrier(context20(t), "bad name"); !errors.Is(err, client.ErrRefused) {
+	if err := workers[0].Barrier(bounded(t), "bad name"); !errors.Is(err, client.ErrRefused) {
 		t.Error(err)
 	}
 }
@@ -61,7 +61,7 @@ func TestATwoPhaseStepClipsByTheGlobalNormAndCanBeSkipped(t *testing.T) {
 		t.Helper()
 		out := make([]client.Committed, 2)
 		each(t, tr.workers, func(rank int, w *client.Worker) (err error) {
-			out[rank], err = w.Commit(context20(t), step)
+			out[rank], err = w.Commit(bounded(t), step)
 			return err
 		})
 		if out[0] != out[1] {
@@ -131,11 +131,11 @@ func TestHyperParametersChangeFromTheNextGradientOn(t *testing.T) {
 
 func TestSubmittingAndWaitingDoNotAllocateWithRegisteredMemory(t *testing.T) {
 	if testing.CoverMode() != "" || raceEnabled {
-		t.Skip("instrumented code allocates")
+		t.Skip("built with -race or -cover, whose instrumentation allocates")
 	}
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderSHM}})
 	w := joinAll(t, s, client.Config{Job: "j", Workers: 1, Provider: verbs.ProviderSHM})[0]
-	if err := w.Register(context20(t), model()); err != nil {
+	if err := w.Register(bounded(t), model()); err != nil {
 		t.Fatal(err)
 	}
 	var ops []client.Op
@@ -169,7 +169,7 @@ func TestTheAggregatorsMemoryGrowsWithTheModelsStateAlone(t *testing.T) {
 		tr := train(t, s, adam(verbs.ProviderTCP), []client.Tensor{{Name: "w", Shape: []uint64{elems}}})
 		tr.start()
 		tr.step(0)
-		status, err := s.Status(context20(t), nil)
+		status, err := s.Status(bounded(t), nil)
 		if err != nil {
 			t.Fatal(err)
 		}

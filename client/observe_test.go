@@ -31,10 +31,10 @@ func (o *observed) join(t *testing.T, name string) []*client.Worker {
 	each(t, workers, func(rank int, _ *client.Worker) (err error) {
 		cfg := o.cfg
 		cfg.Job, cfg.Token, cfg.Server, cfg.Rank, cfg.Workers, cfg.Timeout = name, "secret", o.servers[rank], rank, len(workers), deadline
-		if workers[rank], err = client.Join(context20(t), cfg); err != nil {
+		if workers[rank], err = client.Join(bounded(t), cfg); err != nil {
 			return err
 		}
-		return workers[rank].Register(context20(t), o.tensors)
+		return workers[rank].Register(bounded(t), o.tensors)
 	})
 	t.Cleanup(func() { closeAll(t, workers) })
 	return workers
@@ -111,13 +111,13 @@ func (o *observed) stopped(t *testing.T, steps ...uint32) map[uint32]map[string]
 	t.Helper()
 	workers, all := o.join(t, "stopped"), map[uint32]map[string][][]float32{}
 	for n := uint64(1); n <= uint64(slices.Max(steps)); n++ {
-		each(t, workers, func(_ int, w *client.Worker) error { return o.step(context20(t), w, n) })
+		each(t, workers, func(_ int, w *client.Worker) error { return o.step(bounded(t), w, n) })
 		if !slices.Contains(steps, uint32(n)) {
 			continue
 		}
 		pulled := make([][][]float32, len(workers))
 		each(t, workers, func(rank int, w *client.Worker) error {
-			if err := w.Barrier(context20(t), fmt.Sprint("step", n)); err != nil {
+			if err := w.Barrier(bounded(t), fmt.Sprint("step", n)); err != nil {
 				return err
 			}
 			for i, d := range o.tensors {
@@ -125,7 +125,7 @@ func (o *observed) stopped(t *testing.T, steps ...uint32) map[uint32]map[string]
 				pulled[rank] = append(pulled[rank], x)
 				h, err := w.Pull(i, client.Bytes(x), 0)
 				if err == nil {
-					err = h.Wait(context20(t))
+					err = h.Wait(bounded(t))
 				}
 				if err != nil {
 					return err
@@ -166,7 +166,7 @@ func (o *observed) check(t *testing.T) {
 	for _, server := range slices.Compact(slices.Clone(o.servers)) {
 		x := observe(t, server, "running")
 		for range captures {
-			step, got, err := x.Capture(context20(t))
+			step, got, err := x.Capture(bounded(t))
 			if err != nil {
 				t.Fatal(err)
 			}

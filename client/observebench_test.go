@@ -15,7 +15,7 @@ import (
 
 // BenchmarkStepsWhileCaptured compares the median time of a worker's step in blocks without an observer and in blocks in which one
 // captures without a pause, in alternation. Workers compute for a while in each step, or not at all. All of it shares this machine:
-// us-cpu/capture is what a capture takes of its processors, the observer's part included.
+// us-cpu/capture counts the processor time of a capture, with the observer's part.
 func BenchmarkStepsWhileCaptured(b *testing.B) {
 	const tensors, elems, workers, block = 16, 1 << 18, 2, 40
 	for _, compute := range []time.Duration{0, 20 * time.Millisecond, 100 * time.Millisecond} {
@@ -34,7 +34,7 @@ func BenchmarkStepsWhileCaptured(b *testing.B) {
 					model = append(model, client.Tensor{Name: fmt.Sprint(i), Shape: []uint64{elems}})
 					ops[rank] = append(ops[rank], client.Op{Kind: client.PushPull, Tensor: i, Src: buf, Dst: buf})
 				}
-				return w.Register(context20(b), model)
+				return w.Register(bounded(b), model)
 			})
 			steps := func() time.Duration {
 				var took []time.Duration

@@ -101,7 +101,7 @@ func (tr *trainer) saved(steps uint64) [][][]float32 {
 		tr.step(n)
 	}
 	tr.barrier("before")
-	if _, err := tr.workers[3].Save(context20(tr.t), "c"); err != nil {
+	if _, err := tr.workers[3].Save(bounded(tr.t), "c"); err != nil {
 		tr.t.Fatal(err)
 	}
 	tr.barrier("after")
@@ -112,7 +112,7 @@ func (tr *trainer) saved(steps uint64) [][][]float32 {
 func (tr *trainer) goesOn(want [][][][]float32, steps uint64) {
 	tr.t.Helper()
 	tr.barrier("restore")
-	if err := tr.workers[0].Restore(context20(tr.t), "c"); err != nil {
+	if err := tr.workers[0].Restore(bounded(tr.t), "c"); err != nil {
 		tr.t.Fatal(err)
 	}
 	tr.barrier("restored")
@@ -139,10 +139,10 @@ func TestRacksAtDifferentStepsAreNotSaved(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return h.Wait(context20(t))
+		return h.Wait(bounded(t))
 	})
 	for rank, w := range tr.workers {
-		_, err := w.Save(context20(t), "c")
+		_, err := w.Save(bounded(t), "c")
 		if !errors.Is(err, client.ErrRefused) || !strings.Contains(err.Error(), `tensor "layer0.weight" has had`) {
 			t.Errorf("worker %d saves: %v, want it to name the tensor", rank, err)
 		}
@@ -159,7 +159,7 @@ func TestCheckpointsOfOtherRacksAreRefused(t *testing.T) {
 		tr.start()
 		tr.step(0)
 		tr.barrier("before")
-		if _, err := tr.workers[0].Save(context20(t), strings.Fields(outer)[0][:4]); err != nil {
+		if _, err := tr.workers[0].Save(bounded(t), strings.Fields(outer)[0][:4]); err != nil {
 			t.Fatal(err)
 		}
 		tr.barrier("after")
@@ -184,7 +184,7 @@ func TestCheckpointsOfOtherRacksAreRefused(t *testing.T) {
 			tr, end := racksAlone(t, dir, tc.outer, tc.spoil)
 			defer end()
 			tr.start()
-			err := tr.workers[2].Restore(context20(t), tc.from)
+			err := tr.workers[2].Restore(bounded(t), tc.from)
 			if !errors.Is(err, client.ErrRefused) || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%v, want it to say %q", err, tc.want)
 			}
@@ -236,7 +236,7 @@ func TestStatusShowsHowOftenRacksMeetAndHowFarTheyDrift(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					return w.WaitAll(context20(t), handles)
+					return w.WaitAll(bounded(t), handles)
 				})
 			}
 			calm, differ := func(int) float32 { return 0 }, func(rank int) float32 { return float32(rank/2*2 - 1) }
@@ -255,7 +255,7 @@ func TestStatusShowsHowOftenRacksMeetAndHowFarTheyDrift(t *testing.T) {
 					run(client.PushPull, phase.value)
 				}
 				for _, s := range services {
-					status, err := client.Status(context20(t), client.Config{Server: s.URL()})
+					status, err := client.Status(bounded(t), client.Config{Server: s.URL()})
 					if err != nil {
 						t.Fatal(err)
 					}

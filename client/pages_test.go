@@ -77,7 +77,7 @@ func TestMemoryThatIsUsedAgainComesIntoHugePages(t *testing.T) {
 	for i, elems := range []uint64{100_000, 300_000, 1_000_000, size/4 - 1_400_000} {
 		tensors = append(tensors, client.Tensor{Name: fmt.Sprintf("t%d", i), Shape: []uint64{elems}})
 	}
-	if err := w.Register(context20(t), tensors); err != nil {
+	if err := w.Register(bounded(t), tensors); err != nil {
 		t.Fatal(err)
 	}
 	var src, dst []byte
@@ -87,7 +87,7 @@ func TestMemoryThatIsUsedAgainComesIntoHugePages(t *testing.T) {
 			n := int(tensor.Shape[0]) * 4
 			h, err := w.PushPull(i, src[at:at+n], dst[at:at+n], 0)
 			if err == nil {
-				err = h.Wait(context20(t))
+				err = h.Wait(bounded(t))
 			}
 			if err != nil {
 				t.Fatal(err)

@@ -25,13 +25,13 @@ func trainSpread(t *testing.T, cfg client.Config, servers ...string) *trainer {
 	each(t, tr.workers, func(rank int, _ *client.Worker) (err error) {
 		own := cfg
 		own.Server, own.Rank = servers[rank*len(servers)/cfg.Workers], rank
-		if tr.workers[rank], err = client.Join(context20(t), own); err != nil {
+		if tr.workers[rank], err = client.Join(bounded(t), own); err != nil {
 			return err
 		}
 		for _, d := range tr.tensors {
 			tr.results[rank] = append(tr.results[rank], make([]float32, d.Elems()))
 		}
-		return tr.workers[rank].Register(context20(t), tr.tensors)
+		return tr.workers[rank].Register(bounded(t), tr.tensors)
 	})
 	t.Cleanup(func() { closeAll(t, tr.workers) })
 	return tr
@@ -78,7 +78,7 @@ func TestACheckpointOfASpreadJobRestoresAtAsManyAggregators(t *testing.T) {
 			for step := uint64(1); step <= 2; step++ {
 				tr.stepInTwo(step)
 				tr.barrier("before")
-				if got, err := tr.workers[3].Save(context20(t), "latest"); err != nil || got != path {
+				if got, err := tr.workers[3].Save(bounded(t), "latest"); err != nil || got != path {
 					t.Fatalf("saved %q, %v; want %s", got, err, path)
 				}
 				tr.barrier("after")
@@ -94,7 +94,7 @@ func TestACheckpointOfASpreadJobRestoresAtAsManyAggregators(t *testing.T) {
 
 			_, servers = flatOrSpread(t, tc.n, tc.flat, o)
 			tr = trainSpread(t, cfg, servers...)
-			if err := tr.workers[1].Restore(context20(t), "latest"); err != nil {
+			if err := tr.workers[1].Restore(bounded(t), "latest"); err != nil {
 				t.Fatal(err)
 			}
 			tr.barrier("restored")
@@ -126,7 +126,7 @@ func TestPartsThatDisagreeAreRefused(t *testing.T) {
 		return func(tr *trainer) {
 			tr.start()
 			tr.barrier("started")
-			if _, err := tr.workers[0].Save(context20(t), name); err != nil {
+			if _, err := tr.workers[0].Save(bounded(t), name); err != nil {
 				t.Fatal(err)
 			}
 			tr.barrier("saved")
@@ -134,7 +134,7 @@ func TestPartsThatDisagreeAreRefused(t *testing.T) {
 	}
 	refused := func(tr *trainer, name, why string) {
 		t.Helper()
-		if err := tr.workers[0].Restore(context20(t), name); !errors.Is(err, client.ErrRefused) || !strings.Contains(err.Error(), why) {
+		if err := tr.workers[0].Restore(bounded(t), name); !errors.Is(err, client.ErrRefused) || !strings.Contains(err.Error(), why) {
 			t.Errorf("restore %q: %v, want %q", name, err, why)
 		}
 	}
@@ -166,7 +166,7 @@ func TestPartsThatDisagreeAreRefused(t *testing.T) {
 		if err := os.WriteFile(garbled, []byte("no manifest"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := tr.workers[0].Save(context20(t), "garbled"); err == nil || !strings.Contains(err.Error(), "remove "+garbled) {
+		if _, err := tr.workers[0].Save(bounded(t), "garbled"); err == nil || !strings.Contains(err.Error(), "remove "+garbled) {
 			t.Errorf("save over a damaged manifest: %v, want the remedy", err)
 		}
 		refused(tr, "whole", "a job at one aggregator saved it")
@@ -174,7 +174,7 @@ func TestPartsThatDisagreeAreRefused(t *testing.T) {
 		refused(tr, "lost", "no such file")
 		refused(tr, "torn", "corrupt checkpoint")
 		refused(tr, "none", "no such file")
-		if err := tr.workers[0].Restore(context20(t), "two"); err != nil {
+		if err := tr.workers[0].Restore(bounded(t), "two"); err != nil {
 			t.Errorf("the job after refusals: %v", err)
 		}
 	})
@@ -190,7 +190,7 @@ func TestASpreadJobIsNotSavedInMidStep(t *testing.T) {
 	tr := trainSpread(t, adam(verbs.ProviderTCP), server)
 	tr.start()
 	tr.barrier("started")
-	if _, err := tr.workers[0].Save(context20(t), "mid"); err != nil {
+	if _, err := tr.workers[0].Save(bounded(t), "mid"); err != nil {
 		t.Fatal(err)
 	}
 	for tensor := range tr.tensors { // they lie at either aggregator, the small ones at one alone
@@ -207,7 +207,7 @@ func TestASpreadJobIsNotSavedInMidStep(t *testing.T) {
 		}
 		push(3)
 		waitFor(t, "the gradient to arrive", func() bool {
-			_, err := tr.workers[0].Save(context20(t), "mid")
+			_, err := tr.workers[0].Save(bounded(t), "mid")
 			if err != nil && (!errors.Is(err, client.ErrRefused) || !strings.Contains(err.Error(), "let every worker finish")) {
 				t.Fatalf("%v: want it to say what to do", err)
 			}
@@ -215,16 +215,16 @@ func TestASpreadJobIsNotSavedInMidStep(t *testing.T) {
 		})
 		push(0, 1, 2)
 		for _, h := range under {
-			if err := h.Wait(context20(t)); err != nil {
+			if err := h.Wait(bounded(t)); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	tr.barrier("all")
-	if err := tr.workers[2].Restore(context20(t), "mid"); err != nil {
+	if err := tr.workers[2].Restore(bounded(t), "mid"); err != nil {
 		t.Errorf("the checkpoint of that name from before: %v", err)
 	}
-	if _, err := tr.workers[2].Save(context20(t), "end"); err != nil {
+	if _, err := tr.workers[2].Save(bounded(t), "end"); err != nil {
 		t.Error(err)
 	}
 }
@@ -243,7 +243,7 @@ func TestASaveOfASpreadJobEndsWithAnAggregator(t *testing.T) {
 	buf := make([]byte, endlessModel[0].Elems()*4)
 	h, err := workers[0].Broadcast(0, buf)
 	if err == nil {
-		err = h.Wait(context20(t))
+		err = h.Wait(bounded(t))
 	}
 	if err != nil {
 		t.Fatal(err)

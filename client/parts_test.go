@@ -44,7 +44,7 @@ func joinSpread(t testing.TB, server string, cfg client.Config) ([]*client.Worke
 	errs := every(workers, func(rank int, _ *client.Worker) (err error) {
 		own := cfg
 		own.Server, own.Rank, own.Timeout = server, rank, deadline
-		workers[rank], err = client.Join(context20(t), own)
+		workers[rank], err = client.Join(bounded(t), own)
 		return err
 	})
 	t.Cleanup(func() { closeAll(t, workers) })
@@ -109,7 +109,7 @@ func TestAJobSpreadOverAggregatorsIsBitEqualToTheReference(t *testing.T) {
 				var sum uint64
 				least, most = math.MaxUint64, 0
 				for i, s := range services {
-					status, err := s.Status(context20(t), nil)
+					status, err := s.Status(bounded(t), nil)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -148,7 +148,7 @@ func TestFlatHasTheBitsOfEveryShape(t *testing.T) {
 			ask := []int{client.AnyRank, 1, 2, client.AnyRank, 4, 5} // the only worker of a rack gets that one's rank
 			workers := make([]*client.Worker, len(in))
 			noErrors(t, every(workers, func(rank int, _ *client.Worker) (err error) {
-				workers[rank], err = client.Join(context20(t), client.Config{
+				workers[rank], err = client.Join(bounded(t), client.Config{
 					Server: services[in[rank]].URL(), Job: "j", Token: "t", Rank: ask[rank], Workers: len(in), Timeout: deadline,
 					Provider: verbs.ProviderTCP, Optimizer: "sgd_torch", Hyper: map[string]float64{"momentum": 0.9}, ChunkBytes: 4096,
 				})
@@ -198,10 +198,10 @@ func endless(t *testing.T, cfg client.Config, n int) []*client.Worker {
 	each(t, workers, func(rank int, _ *client.Worker) (err error) {
 		own := cfg
 		own.Rank, own.Timeout = rank, deadline
-		if workers[rank], err = client.Join(context20(t), own); err != nil {
+		if workers[rank], err = client.Join(bounded(t), own); err != nil {
 			return err
 		}
-		return workers[rank].Register(context20(t), endlessModel)
+		return workers[rank].Register(bounded(t), endlessModel)
 	})
 	return workers
 }
@@ -226,7 +226,7 @@ func TestAKilledAggregatorOfSeveralIsNamedByAll(t *testing.T) {
 			// The other soon knows why, and is free for the job's next run, although these workers have not closed.
 			var failure string
 			waitFor(t, "the other aggregator to know", func() bool {
-				status, err := client.Status(context20(t), client.Config{Server: urls[0]})
+				status, err := client.Status(bounded(t), client.Config{Server: urls[0]})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -241,7 +241,7 @@ func TestAKilledAggregatorOfSeveralIsNamedByAll(t *testing.T) {
 			}
 			cfg.Server = urls[0]
 			again := endless(t, cfg, 3)
-			each(t, again, func(_ int, w *client.Worker) error { return w.Barrier(context20(t), "runs") })
+			each(t, again, func(_ int, w *client.Worker) error { return w.Barrier(bounded(t), "runs") })
 		})
 	}
 }
@@ -329,7 +329,7 @@ func TestWhatCannotBeSpreadIsRefusedByName(t *testing.T) {
 				if tc.edit != nil {
 					tc.edit(&cfg)
 				}
-				w, err := client.Join(context20(t), cfg)
+				w, err := client.Join(bounded(t), cfg)
 				if err == nil {
 					w.Close()
 				}
@@ -349,7 +349,7 @@ func TestAWorkerThatJoinsOneAggregatorIsRefusedByAFlatCluster(t *testing.T) {
 	flat := serveRacks(t, 2, func(_ int, c *racks.Cluster) { c.Shape = "flat" })
 	h := &http.Client{Transport: &http.Transport{}}
 	defer h.CloseIdleConnections()
-	_, err := apiconnect.NewJobServiceClient(h, flat[0].URL()).Join(context20(t),
+	_, err := apiconnect.NewJobServiceClient(h, flat[0].URL()).Join(bounded(t),
 		&api.JoinRequest{Job: "j", Workers: 2, Mode: "aggregate", Providers: []string{verbs.ProviderTCP}})
 	if want := "use a client of the aggregators' version, or another shape"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v: want it to say %q", err, want)
@@ -362,11 +362,11 @@ func TestAWorkerInAnotherRackOfAFlatClusterEndsTheWaitOfTheOthers(t *testing.T) 
 	errs := every(make([]*client.Worker, 2), func(rank int, _ *client.Worker) error {
 		if rank == 1 {
 			waitFor(t, "the other worker to wait", func() bool {
-				status, err := flat[0].Status(context20(t), nil)
+				status, err := flat[0].Status(bounded(t), nil)
 				return err == nil && len(status.Jobs) == 1
 			})
 		}
-		w, err := client.Join(context20(t), client.Config{Server: flat[0].URL(), Job: "j", Rank: rank, Workers: 2, Timeout: deadline,
+		w, err := client.Join(bounded(t), client.Config{Server: flat[0].URL(), Job: "j", Rank: rank, Workers: 2, Timeout: deadline,
 			Provider: verbs.ProviderTCP})
 		if err == nil {
 			w.Close()
@@ -389,7 +389,7 @@ func TestAFlatClusterTellsStrangersNothing(t *testing.T) {
 	const denied = connect.CodePermissionDenied
 	for token, want := range map[string]connect.Code{"secret": 0, "guess": denied, "": denied} {
 		who := api.Identify(func() string { return "" }, token)
-		out, err := apiconnect.NewJobServiceClient(h, flat[0].URL(), who).Join(context20(t),
+		out, err := apiconnect.NewJobServiceClient(h, flat[0].URL(), who).Join(bounded(t),
 			&api.JoinRequest{Job: "j", Workers: 2, Mode: "aggregate", Providers: []string{verbs.ProviderTCP}, Spreads: true})
 		if err != nil && connect.CodeOf(err) != want || err == nil && (want != 0 || len(out.Aggregators) != 2) {
 			t.Errorf("token %q: %v, %v, want code %v", token, out, err, want)
@@ -413,9 +413,9 @@ func TestAModelTooLargeForOneAggregatorIsSpread(t *testing.T) {
 		workers, errs := joinSpread(t, server, cfg)
 		noErrors(t, errs)
 		errs = every(workers, func(rank int, w *client.Worker) error {
-			err := w.Register(context20(t), large)
+			err := w.Register(bounded(t), large)
 			if err == nil && rank == 1 {
-				_, err = w.Save(context20(t), "small")
+				_, err = w.Save(bounded(t), "small")
 			}
 			return err
 		})
@@ -439,7 +439,7 @@ func TestLanesOfSeveralAggregatorsFailOverThere(t *testing.T) {
 	r.link(true, "other", 1)
 	// The aggregator knows first that both workers' lanes are back.
 	r.exchange(func(int) bool { return r.guests() == 0 && r.failovers() >= 4 })
-	status, err := r.others[0].Status(context20(t), nil)
+	status, err := r.others[0].Status(bounded(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

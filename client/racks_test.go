@@ -63,7 +63,7 @@ func joinRacks(t testing.TB, services []*service.Service, cfg client.Config) ([]
 	errs := every(workers, func(i int, _ *client.Worker) (err error) {
 		own := cfg
 		own.Server, own.Rank, own.Workers, own.Timeout = services[i/2].URL(), i, len(workers), deadline
-		workers[i], err = client.Join(context20(t), own)
+		workers[i], err = client.Join(bounded(t), own)
 		return err
 	})
 	return workers, errs
@@ -99,7 +99,7 @@ func trainTogether(t *testing.T, shape string, n, pods int) {
 		if by, in := w.Racks(); w.Rank() != rank || len(by) != n || by[0] != 2 || by[1] != 2 || in != pods {
 			return fmt.Errorf("rank %d of racks %v with %d pods", w.Rank(), by, in)
 		}
-		return w.Register(context20(t), model())
+		return w.Register(bounded(t), model())
 	})
 	each(t, workers, func(rank int, w *client.Worker) error {
 		i := 7 // layer7.weight
@@ -113,7 +113,7 @@ func trainTogether(t *testing.T, shape string, n, pods int) {
 		} {
 			h, err := op()
 			if err == nil {
-				err = h.Wait(context20(t))
+				err = h.Wait(bounded(t))
 			}
 			if err != nil {
 				return err
@@ -122,14 +122,14 @@ func trainTogether(t *testing.T, shape string, n, pods int) {
 		if want := float32(100 - n*(2*n-1)); x[0] != want || x[99_999] != want {
 			return fmt.Errorf("parameters %v, %v, want %v", x[0], x[99_999], want)
 		}
-		return w.Barrier(context20(t), "end")
+		return w.Barrier(bounded(t), "end")
 	})
 	var want uint64
 	for _, tensor := range model() {
 		want += 4 * tensor.Elems()
 	}
 	waitFor(t, "the lanes' counters", func() bool { // lanes publish them now and then
-		status, err := client.Status(context20(t), client.Config{Server: services[0].URL(), Token: "t"})
+		status, err := client.Status(bounded(t), client.Config{Server: services[0].URL(), Token: "t"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -205,7 +205,7 @@ func TestRacksThatDoNotAgreeAreRefusedByName(t *testing.T) {
 			began := time.Now()
 			workers := make([]*client.Worker, 4)
 			var said []string
-			ctx, cancel := context.WithCancel(context20(t))
+			ctx, cancel := context.WithCancel(bounded(t))
 			defer cancel()
 			var ended [2]atomic.Bool // by rack: once both have, a worker that comes later would wait
 			for i, err := range every(workers, func(i int, _ *client.Worker) error {
@@ -264,7 +264,7 @@ func TestWorkersThatComeToAnotherRackAreSentToTheirOwn(t *testing.T) {
 	for first, s := range services {
 		workers := make([]*client.Worker, 4)
 		errs := every(workers, func(rank int, _ *client.Worker) (err error) {
-			workers[rank], err = client.Join(context20(t), client.Config{Server: s.URL(), Job: fmt.Sprint("j", first), Token: "t",
+			workers[rank], err = client.Join(bounded(t), client.Config{Server: s.URL(), Job: fmt.Sprint("j", first), Token: "t",
 				Rank: rank, Workers: 4, Provider: verbs.ProviderTCP})
 			return err
 		})
@@ -278,7 +278,7 @@ func TestWorkersThatComeToAnotherRackAreSentToTheirOwn(t *testing.T) {
 		}
 		closeAll(t, workers)
 	}
-	_, err := client.Join(context20(t), client.Config{Server: services[0].URL(), Job: "none", Rank: 1, Workers: 1})
+	_, err := client.Join(bounded(t), client.Config{Server: services[0].URL(), Job: "none", Rank: 1, Workers: 1})
 	refused(t, err, connect.CodeInvalidArgument, "rank 1 in a job of 1 workers")
 }
 
@@ -292,8 +292,8 @@ func TestRacksThatListenOnEveryAddressConnect(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer closeAll(t, workers)
-	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(context20(t), model()) })
-	status, err := client.Status(context20(t), client.Config{Server: services[0].URL(), Token: "t"})
+	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(bounded(t), model()) })
+	status, err := client.Status(bounded(t), client.Config{Server: services[0].URL(), Token: "t"})
 	if err != nil || len(status.Jobs) != 1 || strings.Contains(status.Jobs[0].ShapeReason, "listens on every address") {
 		t.Errorf("%v, %v", status, err)
 	}
@@ -302,12 +302,12 @@ func TestRacksThatListenOnEveryAddressConnect(t *testing.T) {
 func TestARackThatIsDrainingIsSaidToBe(t *testing.T) {
 	t.Parallel()
 	services := serveRacks(t, 2, nil)
-	ctx, cancel := context.WithCancel(context20(t))
+	ctx, cancel := context.WithCancel(bounded(t))
 	defer cancel()
 	go client.Join(ctx, client.Config{Server: services[1].URL(), Job: "before", Rank: 2, Workers: 4})
 	waitFor(t, "a job that keeps the aggregator", func() bool { return forming(t, services[1]) == 1 })
 	services[1].StartDrain(0)
-	_, err := client.Join(context20(t), client.Config{Server: services[0].URL(), Job: "j", Rank: 0, Workers: 2, Timeout: time.Hour})
+	_, err := client.Join(bounded(t), client.Config{Server: services[0].URL(), Job: "j", Rank: 0, Workers: 2, Timeout: time.Hour})
 	refused(t, err, connect.CodeFailedPrecondition, `rack "r1" at `)
 	refused(t, err, connect.CodeFailedPrecondition, "draining and takes no workers")
 }
@@ -325,7 +325,7 @@ func giveUpWhileTheJobBegins(t *testing.T, who int, want string) {
 	ctx, giveUp := context.WithCancelCause(context.Background())
 	defer giveUp(nil)
 	var joined [2]chan error
-	ctxs := []context.Context{context20(t), context20(t)}
+	ctxs := []context.Context{bounded(t), bounded(t)}
 	ctxs[who] = ctx
 	for rank, ctx := range ctxs {
 		joined[rank] = make(chan error, 1)
@@ -367,7 +367,7 @@ func TestAWorkerLostInOneRackEndsTheJobInAll(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(context20(t), model()) })
+	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(bounded(t), model()) })
 	began := time.Now()
 	for i, err := range every(workers, func(rank int, w *client.Worker) error {
 		if rank == 2 {
@@ -382,7 +382,7 @@ func TestAWorkerLostInOneRackEndsTheJobInAll(t *testing.T) {
 		if rank == 3 {
 			return w.Close() // with an operation in flight
 		}
-		return h.Wait(context20(t))
+		return h.Wait(bounded(t))
 	}) {
 		if i < 2 && (err == nil || !strings.Contains(err.Error(), `rack "r1"`) || !strings.Contains(err.Error(), "worker 3")) {
 			t.Errorf("worker %d: %v: want it to name rack r1 and worker 3", i, err)
@@ -405,7 +405,7 @@ func TestAnAggregatorLostInOneRackEndsTheJobInAll(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(context20(t), model()) })
+	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(bounded(t), model()) })
 	began := time.Now()
 	for rank, err := range every(workers, func(rank int, w *client.Worker) error {
 		switch rank {
@@ -420,7 +420,7 @@ func TestAnAggregatorLostInOneRackEndsTheJobInAll(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return h.Wait(context20(t))
+		return h.Wait(bounded(t))
 	}) {
 		if rank < 2 && (err == nil || !strings.Contains(err.Error(), `rack "r1"`)) {
 			t.Errorf("worker %d: %v: want it to name rack r1", rank, err)
@@ -459,7 +459,7 @@ func TestAJobOverRacksIsNotToldToSpread(t *testing.T) {
 	workers, errs := joinRacks(t, serveRacksWith(t, 2, o, nil), cfg)
 	noErrors(t, errs)
 	register := func(_ int, w *client.Worker) error {
-		return w.Register(context20(t), []client.Tensor{{Name: "large", Shape: []uint64{1 << 25}}})
+		return w.Register(bounded(t), []client.Tensor{{Name: "large", Shape: []uint64{1 << 25}}})
 	}
 	quota, elsewhere := "it may have 67108864 in all", `failed in rack "r0"`
 	for _, err := range every(workers[:2], register) {
@@ -479,7 +479,7 @@ func TestAJobOverRacksIsNotToldToSpread(t *testing.T) {
 func TestAnAggregatorSaysWhetherItIsOfACluster(t *testing.T) {
 	alone := serve(t, service.Options{Providers: []string{verbs.ProviderTCP}, Cores: 1})
 	for url, want := range map[string]bool{alone.URL(): false, serveRacks(t, 2, nil)[1].URL(): true} {
-		if is, err := client.OfCluster(context20(t), client.Config{Server: url}); err != nil || is != want {
+		if is, err := client.OfCluster(bounded(t), client.Config{Server: url}); err != nil || is != want {
 			t.Errorf("%s: %t, %v, want %t", url, is, err, want)
 		}
 	}
@@ -488,7 +488,7 @@ func TestAnAggregatorSaysWhetherItIsOfACluster(t *testing.T) {
 	other.Config.Protocols.SetUnencryptedHTTP2(true)
 	other.Start()
 	defer other.Close()
-	_, err := client.OfCluster(context20(t), client.Config{Server: other.URL})
+	_, err := client.OfCluster(bounded(t), client.Config{Server: other.URL})
 	if err == nil || !strings.Contains(err.Error(), other.URL) {
 		t.Errorf("of what is no aggregator: %v", err)
 	}

@@ -31,14 +31,14 @@ func providers() []string {
 func sameCode(t *testing.T) {
 	t.Helper()
 	if testing.Short() && os.Getenv("RACKWEAVE_LONG") == "" {
-		t.Skip("detectors see the same code in other tests: runs without -short, or with RACKWEAVE_LONG=1")
+		t.Skip("-short is set: detectors see the same code in other tests; run without -short, or with RACKWEAVE_LONG=1")
 	}
 }
 
 // deadline bounds every step of a test, on a machine where nothing runs when it should.
 const deadline = 2 * time.Minute
 
-func context20(t testing.TB) context.Context {
+func bounded(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), deadline)
 	t.Cleanup(cancel)
 	return ctx
@@ -107,7 +107,7 @@ func joinAll(t testing.TB, s *service.Service, cfg client.Config) []*client.Work
 		c := cfg
 		c.Rank = rank
 		var err error
-		workers[rank], err = client.Join(context20(t), c)
+		workers[rank], err = client.Join(bounded(t), c)
 		return err
 	})
 	t.Cleanup(func() { closeAll(t, workers) })
@@ -187,7 +187,7 @@ func waitFor(t testing.TB, what string, holds func() bool) {
 // awaited is how many chunks in progress wait for a rank of the service's only job.
 func awaited(t testing.TB, s *service.Service, rank int) uint64 {
 	t.Helper()
-	status, err := s.Status(context20(t), nil)
+	status, err := s.Status(bounded(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ func TestOperationsOnRowsAreRefusedByTheParametersName(t *testing.T) {
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderSHM}})
 	w := joinAll(t, s, client.Config{Job: "j", Workers: 1, Provider: verbs.ProviderSHM, Mode: "eager", Optimizer: "sgd_torch"})[0]
 	tensors := []client.Tensor{{Name: "embedding", Shape: []uint64{10, 4}, Sparse: true}, {Name: "bias", Shape: []uint64{10}}}
-	if err := w.Register(context20(t), tensors); err != nil {
+	if err := w.Register(bounded(t), tensors); err != nil {
 		t.Fatal(err)
 	}
 	row, table := make([]byte, 16), make([]byte, 160)

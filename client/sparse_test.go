@@ -141,7 +141,7 @@ func exchangeRows(t *testing.T, workers []*client.Worker, tensors []client.Tenso
 			if err != nil {
 				return err
 			}
-			if err := w.WaitAll(context20(t), handles); err != nil {
+			if err := w.WaitAll(bounded(t), handles); err != nil {
 				return err
 			}
 			for i := range tensors {
@@ -152,7 +152,7 @@ func exchangeRows(t *testing.T, workers []*client.Worker, tensors []client.Tenso
 			if !keeps {
 				return nil
 			}
-			return pullRows(context20(t), w, rand.New(rand.NewPCG(uint64(step), uint64(rank))), &tensors[0], want[0])
+			return pullRows(bounded(t), w, rand.New(rand.NewPCG(uint64(step), uint64(rank))), &tensors[0], want[0])
 		})
 	}
 }
@@ -215,7 +215,7 @@ func TestPullsWaitForNoWorkerThatDoesNot(t *testing.T) {
 			begin(t, all, tensors, ref, false)
 			// Each worker's rows take 30 answers, and the aggregator has buffers for 32.
 			pull := func(rank int) error {
-				return pullRows(context20(t), all[rank], rand.New(rand.NewPCG(1, 2)), &tensors[0], ref.W[0])
+				return pullRows(bounded(t), all[rank], rand.New(rand.NewPCG(1, 2)), &tensors[0], ref.W[0])
 			}
 			for rank := range all {
 				if err := pull(rank); err != nil {
@@ -237,7 +237,7 @@ func TestPullsWaitForNoWorkerThatDoesNot(t *testing.T) {
 				t.Fatalf("while others take no answers: %v", err)
 			}
 			for rank, handles := range late {
-				if err := all[rank].WaitAll(context20(t), handles); err != nil {
+				if err := all[rank].WaitAll(bounded(t), handles); err != nil {
 					t.Errorf("worker %d: %v", rank, err)
 				}
 			}
@@ -274,13 +274,13 @@ func TestRowsOfATwoPhaseStepUpdateAsTheReference(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := w.WaitAll(context20(t), handles); err != nil {
+			if err := w.WaitAll(bounded(t), handles); err != nil {
 				return err
 			}
-			if _, err := w.Commit(context20(t), client.Step{LR: float64(h.LR), WD: float64(h.WD)}); err != nil {
+			if _, err := w.Commit(bounded(t), client.Step{LR: float64(h.LR), WD: float64(h.WD)}); err != nil {
 				return err
 			}
-			return pullRows(context20(t), w, rand.New(rand.NewPCG(uint64(step), uint64(rank))), &tensors[0], want[0])
+			return pullRows(bounded(t), w, rand.New(rand.NewPCG(uint64(step), uint64(rank))), &tensors[0], want[0])
 		})
 	}
 }
@@ -298,7 +298,7 @@ func TestStreamsAndChunksWaitForNobodyInWhateverOrderTheyBegin(t *testing.T) {
 					{Name: "dense", Shape: []uint64{50_000}}, {Name: "wide", Shape: []uint64{90, 1000}, Sparse: true},
 				}
 				all := joinAll(t, s, cfg)
-				each(t, all, func(_ int, w *client.Worker) error { return w.Register(context20(t), tensors) })
+				each(t, all, func(_ int, w *client.Worker) error { return w.Register(bounded(t), tensors) })
 				for step := range 6 {
 					each(t, all, func(rank int, w *client.Worker) error {
 						x := randomModel(uint64(step), tensors)
@@ -321,7 +321,7 @@ func TestStreamsAndChunksWaitForNobodyInWhateverOrderTheyBegin(t *testing.T) {
 							if err != nil {
 								return err
 							}
-							if err := w.WaitAll(context20(t), handles); err != nil {
+							if err := w.WaitAll(bounded(t), handles); err != nil {
 								return err
 							}
 						}
@@ -340,10 +340,10 @@ func TestTheSparseTensorThatHasNoRoomIsRefusedByTheAggregator(t *testing.T) {
 	for i := range tensors {
 		tensors[i] = client.Tensor{Name: fmt.Sprint("table", i+1), Shape: []uint64{3, 2}, Sparse: true}
 	}
-	if err := w.Register(context20(t), tensors); err != nil {
+	if err := w.Register(bounded(t), tensors); err != nil {
 		t.Fatal(err)
 	}
-	err := w.Register(context20(t), []client.Tensor{{Name: "table33", Shape: []uint64{3, 2}, Sparse: true}})
+	err := w.Register(bounded(t), []client.Tensor{{Name: "table33", Shape: []uint64{3, 2}, Sparse: true}})
 	const want = `sparse tensor "table33" is number 33, and with a window of 256 job "j" has room for 32: use one tensor for several tables`
 	if err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("33 sparse tensors: %v", err)
@@ -357,7 +357,7 @@ func TestRowsTravelWithoutAllocating(t *testing.T) {
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderSHM}})
 	w := joinAll(t, s, client.Config{Job: "j", Workers: 1, Provider: verbs.ProviderSHM, Mode: "eager", Optimizer: "sgd_torch"})[0]
 	tensors := sparseModel()[:1]
-	if err := w.Register(context20(t), tensors); err != nil {
+	if err := w.Register(bounded(t), tensors); err != nil {
 		t.Fatal(err)
 	}
 	ids := draw(rand.New(rand.NewPCG(1, 2)), 3000)
@@ -410,7 +410,7 @@ func BenchmarkRows(b *testing.B) {
 				if err != nil {
 					return err
 				}
-				return w.Register(context20(b), []client.Tensor{{Name: "e", Shape: []uint64{rows, width}, Sparse: sparse}})
+				return w.Register(bounded(b), []client.Tensor{{Name: "e", Shape: []uint64{rows, width}, Sparse: sparse}})
 			})
 			for b.Loop() {
 				each(b, all, func(rank int, w *client.Worker) error {
@@ -438,7 +438,7 @@ func TestBadFrequenciesAreRefusedByTheTensorsName(t *testing.T) {
 		`tensor "t": row 0 has the frequency -1: use finite`:     {Shape: []uint64{1, 64}, Sparse: true, Frequencies: []float32{-1}},
 	} {
 		bad.Name = "t"
-		if err := w.Register(context20(t), []client.Tensor{bad}); err == nil || !strings.Contains(err.Error(), want) {
+		if err := w.Register(bounded(t), []client.Tensor{bad}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want an error with %q", err, want)
 		}
 	}
@@ -450,7 +450,7 @@ func TestFrequenciesDecideWhereRowsAre(t *testing.T) {
 	if w.Lanes() < 2 {
 		t.Skipf("the aggregator has %d lane: this is about several", w.Lanes())
 	}
-	if err := w.Register(context20(t), sparseModel()[:1]); err != nil {
+	if err := w.Register(bounded(t), sparseModel()[:1]); err != nil {
 		t.Fatal(err)
 	}
 	first, end := w.Plan().TensorChunks(0)

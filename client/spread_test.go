@@ -25,13 +25,13 @@ func trainRacks(t *testing.T, services []*service.Service, cfg client.Config) *t
 	each(t, tr.workers, func(rank int, _ *client.Worker) (err error) {
 		own := cfg
 		own.Server, own.Rank = services[rank*len(services)/cfg.Workers].URL(), rank
-		if tr.workers[rank], err = client.Join(context20(t), own); err != nil {
+		if tr.workers[rank], err = client.Join(bounded(t), own); err != nil {
 			return err
 		}
 		for _, d := range tr.tensors {
 			tr.results[rank] = append(tr.results[rank], make([]float32, d.Elems()))
 		}
-		return tr.workers[rank].Register(context20(t), tr.tensors)
+		return tr.workers[rank].Register(bounded(t), tr.tensors)
 	})
 	t.Cleanup(func() { closeAll(t, tr.workers) })
 	return tr
@@ -63,13 +63,13 @@ func (tr *trainer) sumOfTwo(kind client.Kind, n uint64) {
 		if err != nil {
 			return err
 		}
-		return w.WaitAll(context20(tr.t), handles)
+		return w.WaitAll(bounded(tr.t), handles)
 	})
 }
 
 func (tr *trainer) barrier(name string) {
 	tr.t.Helper()
-	each(tr.t, tr.workers, func(_ int, w *client.Worker) error { return w.Barrier(context20(tr.t), name) })
+	each(tr.t, tr.workers, func(_ int, w *client.Worker) error { return w.Barrier(bounded(tr.t), name) })
 }
 
 // pulled checks that every worker pulls these parameters.
@@ -107,7 +107,7 @@ func TestACheckpointOfOneRackRestoresOnSeveralAndTheReverse(t *testing.T) {
 			tr.stepInTwo(1)
 			tr.stepInTwo(2)
 			tr.barrier("before")
-			if _, err := tr.workers[3].Save(context20(t), "two"); err != nil {
+			if _, err := tr.workers[3].Save(bounded(t), "two"); err != nil {
 				t.Fatal(err)
 			}
 			tr.barrier("after")
@@ -124,7 +124,7 @@ func TestACheckpointOfOneRackRestoresOnSeveralAndTheReverse(t *testing.T) {
 			cfg.ChunkBytes = 8192
 			second := start(tc.to)
 			tr = trainRacks(t, second, cfg)
-			if err := tr.workers[0].Restore(context20(t), "two"); err != nil {
+			if err := tr.workers[0].Restore(bounded(t), "two"); err != nil {
 				t.Fatal(err)
 			}
 			tr.barrier("restored")
@@ -153,7 +153,7 @@ func TestACheckpointInMidStepIsRefusedInEveryRack(t *testing.T) {
 	}
 	under := []client.Handle{push(3)}
 	waitFor(t, "the gradient to arrive", func() bool {
-		_, err := tr.workers[0].Save(context20(t), "mid")
+		_, err := tr.workers[0].Save(bounded(t), "mid")
 		if err != nil && !strings.Contains(err.Error(), "let every worker finish") {
 			t.Fatalf("%v: want it to say what to do", err)
 		}
@@ -163,12 +163,12 @@ func TestACheckpointInMidStepIsRefusedInEveryRack(t *testing.T) {
 		under = append(under, push(rank))
 	}
 	for _, h := range under {
-		if err := h.Wait(context20(t)); err != nil {
+		if err := h.Wait(bounded(t)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	tr.barrier("all")
-	if _, err := tr.workers[2].Save(context20(t), "end"); err != nil {
+	if _, err := tr.workers[2].Save(bounded(t), "end"); err != nil {
 		t.Error(err)
 	}
 }
@@ -191,7 +191,7 @@ func TestTwoPhaseStepsOverRacksEqualOneRacks(t *testing.T) {
 					tr.sumOfTwo(client.Push, step)
 					committed := make([]client.Committed, len(tr.workers))
 					each(t, tr.workers, func(rank int, w *client.Worker) (err error) {
-						committed[rank], err = w.Commit(context20(t), client.Step{LR: 0.1, WD: 0.01, Scale: 0.5, Clip: 1})
+						committed[rank], err = w.Commit(bounded(t), client.Step{LR: 0.1, WD: 0.01, Scale: 0.5, Clip: 1})
 						return err
 					})
 					norms[n] = append(norms[n], committed...)
@@ -231,7 +231,7 @@ func TestRacksThatCommitWithOtherValuesAreRefusedByName(t *testing.T) {
 	tr := trainRacks(t, serveRacks(t, 2, nil), cfg)
 	tr.start()
 	namesBoth(t, every(tr.workers, func(rank int, w *client.Worker) error {
-		_, err := w.Commit(context20(t), client.Step{LR: float64(1 + rank/2)})
+		_, err := w.Commit(bounded(t), client.Step{LR: float64(1 + rank/2)})
 		return err
 	}))
 }
@@ -249,7 +249,7 @@ func TestAWaitForAnotherRackNamesTheRack(t *testing.T) {
 		}
 	}
 	waitFor(t, "rack 0 to wait for the other", func() bool {
-		status, err := client.Status(context20(t), client.Config{Server: services[0].URL(), Token: "t"})
+		status, err := client.Status(bounded(t), client.Config{Server: services[0].URL(), Token: "t"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -270,7 +270,7 @@ func TestRacksWithACoreOfBF16GetTheSameValues(t *testing.T) {
 	tr := trainRacks(t, services, adam(verbs.ProviderSHM))
 	tr.start()
 	sent := func() uint64 {
-		status, err := services[0].Status(context20(t), nil)
+		status, err := services[0].Status(bounded(t), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -302,13 +302,13 @@ func TestRacksWithACoreOfBF16GetTheSameValues(t *testing.T) {
 	}
 	tr.pulled("pulled", got)
 	tr.barrier("before")
-	if _, err := tr.workers[0].Save(context20(t), "one"); err != nil {
+	if _, err := tr.workers[0].Save(bounded(t), "one"); err != nil {
 		t.Fatal(err)
 	}
 	tr.barrier("saved")
 	tr.stepInTwo(2)
 	want := tr.parameters()
-	if err := tr.workers[3].Restore(context20(t), "one"); err != nil {
+	if err := tr.workers[3].Restore(bounded(t), "one"); err != nil {
 		t.Fatal(err)
 	}
 	tr.barrier("restored")
@@ -332,7 +332,7 @@ func TestASlowRackIsNamedInEveryStatus(t *testing.T) {
 				x := make([]float32, tr.tensors[i].Elems())
 				h, err := tr.workers[rank].PushPull(i, client.Bytes(x), client.Bytes(x), 0)
 				if err == nil {
-					err = h.Wait(context20(t))
+					err = h.Wait(bounded(t))
 				}
 				if err != nil {
 					t.Error(err)
@@ -343,7 +343,7 @@ func TestASlowRackIsNamedInEveryStatus(t *testing.T) {
 	push(0, 1)
 	for n, s := range services {
 		waitFor(t, fmt.Sprintf("rack %d to name r1, and not r0 once its gradients have arrived", n), func() bool {
-			status, err := s.Status(context20(t), nil)
+			status, err := s.Status(bounded(t), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -366,7 +366,7 @@ func TestRacksWithOtherPlansAreRefusedByName(t *testing.T) {
 		}
 	}
 	namesBoth(t, every(workers, func(rank int, w *client.Worker) error {
-		return w.Register(context20(t), []client.Tensor{{Name: "a", Shape: []uint64{uint64(10 + rank/2)}}})
+		return w.Register(bounded(t), []client.Tensor{{Name: "a", Shape: []uint64{uint64(10 + rank/2)}}})
 	}))
 	for _, w := range workers {
 		w.Close()
@@ -389,7 +389,7 @@ func TestRacksThatSaveAtOnceDoNotWaitForEachOther(t *testing.T) {
 			if rank%2 == 1 {
 				return nil
 			}
-			_, err := w.Save(context20(t), fmt.Sprint("of-", rank))
+			_, err := w.Save(bounded(t), fmt.Sprint("of-", rank))
 			return err
 		})
 		for _, err := range errs {

@@ -70,12 +70,12 @@ func TestWorkersTrainOutOfStep(t *testing.T) {
 				workers := joinAll(t, serve(t, service.Options{Providers: []string{provider}}), streamConfig(provider, policy, n))
 				last := make([]float32, n)
 				each(t, workers, func(rank int, w *client.Worker) error {
-					if err := w.Register(context20(t), tensors); err != nil {
+					if err := w.Register(bounded(t), tensors); err != nil {
 						return err
 					}
 					ones, params := onesAndZeros(tensors)
 					for step := range uint64(steps) {
-						end, err := streamStep(context20(t), w, ones, params)
+						end, err := streamStep(bounded(t), w, ones, params)
 						if err != nil {
 							return err
 						}
@@ -86,7 +86,7 @@ func TestWorkersTrainOutOfStep(t *testing.T) {
 							return errors.New("parameters of before the others' pushes would do")
 						}
 					}
-					if err := w.Barrier(context20(t), "end"); err != nil {
+					if err := w.Barrier(bounded(t), "end"); err != nil {
 						return err
 					}
 					h, err := w.Pull(0, client.Bytes(params[0]), 0)
@@ -94,7 +94,7 @@ func TestWorkersTrainOutOfStep(t *testing.T) {
 						return err
 					}
 					last[rank] = 0
-					if err := h.Wait(context20(t)); err != nil {
+					if err := h.Wait(bounded(t)); err != nil {
 						return err
 					}
 					last[rank] = params[0][0]
@@ -121,12 +121,12 @@ func TestHeldWorkersFailWithTheKilledOne(t *testing.T) {
 			cfg.Server, cfg.Timeout, cfg.Rank = serve(t, service.Options{Providers: []string{provider}}).URL(), deadline, 1
 			victim := play(t, "worker", cfg) // never ends a step
 			cfg.Rank = 0
-			w, err := client.Join(context20(t), cfg)
+			w, err := client.Join(bounded(t), cfg)
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { closeAll(t, []*client.Worker{w}) })
-			if err := w.Register(context20(t), endlessModel); err != nil {
+			if err := w.Register(bounded(t), endlessModel); err != nil {
 				t.Fatal(err)
 			}
 			killedAt := make(chan time.Time, 1)
@@ -137,7 +137,7 @@ func TestHeldWorkersFailWithTheKilledOne(t *testing.T) {
 			}()
 			ones, params := onesAndZeros(endlessModel)
 			for err == nil { // some policies hold nobody
-				_, err = streamStep(context20(t), w, ones, params)
+				_, err = streamStep(bounded(t), w, ones, params)
 			}
 			took := time.Since(<-killedAt)
 			var job *client.JobError
@@ -167,7 +167,7 @@ func TestOthersGoOnWithoutAKilledWorker(t *testing.T) {
 			go func() {
 				victim.lines.Scan() // "pushing"
 				waitFor(t, "gradients of the others", func() bool {
-					status, err := s.Status(context20(t), nil)
+					status, err := s.Status(bounded(t), nil)
 					return err != nil || status.Jobs[0].Members[0].Chunks+status.Jobs[0].Members[1].Chunks > 0
 				})
 				victim.kill()
@@ -176,26 +176,26 @@ func TestOthersGoOnWithoutAKilledWorker(t *testing.T) {
 			each(t, workers, func(rank int, _ *client.Worker) (err error) {
 				c := cfg
 				c.Rank = rank
-				if workers[rank], err = client.Join(context20(t), c); err != nil {
+				if workers[rank], err = client.Join(bounded(t), c); err != nil {
 					return err
 				}
 				w := workers[rank]
-				if err := w.Register(context20(t), endlessModel); err != nil {
+				if err := w.Register(bounded(t), endlessModel); err != nil {
 					return err
 				}
 				ones, params := onesAndZeros(endlessModel)
-				if _, err := streamStep(context20(t), w, ones, params); err != nil {
+				if _, err := streamStep(bounded(t), w, ones, params); err != nil {
 					return err
 				}
 				<-killed
 				for range 5 {
-					if _, err := streamStep(context20(t), w, ones, params); err != nil {
+					if _, err := streamStep(bounded(t), w, ones, params); err != nil {
 						return err
 					}
 				}
-				return w.Barrier(context20(t), "without-worker-2")
+				return w.Barrier(bounded(t), "without-worker-2")
 			})
-			status, err := s.Status(context20(t), nil)
+			status, err := s.Status(bounded(t), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -210,7 +210,7 @@ func TestHeldWorkersTimeoutNamesTheSlowest(t *testing.T) {
 	tensors := model()[:2]
 	workers := joinAll(t, serve(t, service.Options{Providers: []string{verbs.ProviderTCP}}),
 		streamConfig(verbs.ProviderTCP, "ssp:s=0", 2))
-	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(context20(t), tensors) })
+	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(bounded(t), tensors) })
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	ones, params := onesAndZeros(tensors)
@@ -224,15 +224,15 @@ func TestStatusSaysForWhomAHeldWorkerWaits(t *testing.T) {
 	tensors := model()[:2]
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderSHM}})
 	workers := joinAll(t, s, streamConfig(verbs.ProviderSHM, "ssp:s=0", 2))
-	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(context20(t), tensors) })
+	each(t, workers, func(_ int, w *client.Worker) error { return w.Register(bounded(t), tensors) })
 	ones, params := onesAndZeros(tensors)
 	released := make(chan error, 1)
 	go func() {
-		_, err := streamStep(context20(t), workers[0], ones, params)
+		_, err := streamStep(bounded(t), workers[0], ones, params)
 		released <- err
 	}()
 	waitFor(t, "worker 0 to wait for worker 1", func() bool {
-		status, err := s.Status(context20(t), nil)
+		status, err := s.Status(bounded(t), nil)
 		if err != nil {
 			return false
 		}
@@ -240,13 +240,13 @@ func TestStatusSaysForWhomAHeldWorkerWaits(t *testing.T) {
 		return m[0].Held && slices.Equal(m[0].WaitsFor, []uint32{1}) && m[0].WaitsSeconds > 0 && len(m[1].WaitsFor) == 0
 	})
 	mine, other := onesAndZeros(tensors)
-	if _, err := streamStep(context20(t), workers[1], mine, other); err != nil {
+	if _, err := streamStep(bounded(t), workers[1], mine, other); err != nil {
 		t.Error(err)
 	}
 	if err := <-released; err != nil {
 		t.Error(err)
 	}
-	if err := workers[0].ReportLoss(context20(t), 0.5); err != nil {
+	if err := workers[0].ReportLoss(bounded(t), 0.5); err != nil {
 		t.Error(err)
 	}
 }
@@ -270,32 +270,32 @@ func TestTraceTellsOfEveryStep(t *testing.T) {
 			over, done := make(chan bool), make(chan bool)
 			go func() {
 				defer close(done)
-				trace, err := client.Trace(context20(t), cfg, time.Second, 0)
+				trace, err := client.Trace(bounded(t), cfg, time.Second, 0)
 				close(over)
 				got <- traced{trace, err}
 			}()
 			each(t, workers, func(rank int, w *client.Worker) error {
-				if err := w.Register(context20(t), tensors); err != nil {
+				if err := w.Register(bounded(t), tensors); err != nil {
 					return err
 				}
 				ones, params := onesAndZeros(tensors)
 				for !ended.Load() { // rank 0 sees that the trace is over
 					for range steps {
 						if policy != "" {
-							if _, err := streamStep(context20(t), w, ones, params); err != nil {
+							if _, err := streamStep(bounded(t), w, ones, params); err != nil {
 								return err
 							}
 							continue
 						}
 						h, err := w.PushPull(0, client.Bytes(ones[0]), client.Bytes(params[0]), 0)
 						if err == nil {
-							err = h.Wait(context20(t))
+							err = h.Wait(bounded(t))
 						}
 						if err != nil {
 							return err
 						}
 					}
-					if err := w.Barrier(context20(t), "round"); err != nil {
+					if err := w.Barrier(bounded(t), "round"); err != nil {
 						return err
 					}
 					select {
@@ -303,7 +303,7 @@ func TestTraceTellsOfEveryStep(t *testing.T) {
 						ended.Store(rank == 0 || ended.Load())
 					default:
 					}
-					if err := w.Barrier(context20(t), "look"); err != nil {
+					if err := w.Barrier(bounded(t), "look"); err != nil {
 						return err
 					}
 				}
@@ -332,7 +332,7 @@ func TestTraceTellsOfEveryStep(t *testing.T) {
 		})
 	}
 	nobody := client.Config{Server: "http://127.0.0.1:1", Job: "x", Timeout: time.Second}
-	if _, err := client.Trace(context20(t), nobody, 0, 0); err == nil {
+	if _, err := client.Trace(bounded(t), nobody, 0, 0); err == nil {
 		t.Error("a trace of nothing")
 	}
 }
@@ -343,24 +343,24 @@ func TestPolicyChangesWhileAJobRuns(t *testing.T) {
 	s := serve(t, service.Options{Providers: []string{verbs.ProviderSHM}})
 	workers := joinAll(t, s, streamConfig(verbs.ProviderSHM, "asp", n))
 	each(t, workers, func(rank int, w *client.Worker) error {
-		if err := w.Register(context20(t), tensors); err != nil {
+		if err := w.Register(bounded(t), tensors); err != nil {
 			return err
 		}
 		ones, params := onesAndZeros(tensors)
 		for step := range steps {
 			if step == 3 {
-				if err := w.Barrier(context20(t), "here"); err != nil {
+				if err := w.Barrier(bounded(t), "here"); err != nil {
 					return err
 				}
 			}
 			if rank == 0 && step == 4 {
-				if was, err := w.SetPolicy(context20(t), "ssp:s=0"); err != nil || was != "asp" {
+				if was, err := w.SetPolicy(bounded(t), "ssp:s=0"); err != nil || was != "asp" {
 					return fmt.Errorf("policy was %s: %w", was, err)
 				}
 			}
 			if rank == 1 && step == 4 {
 				waitFor(t, "the other policy, which this worker has not come to", func() bool {
-					status, err := s.Status(context20(t), nil)
+					status, err := s.Status(bounded(t), nil)
 					if err != nil {
 						return true
 					}
@@ -368,7 +368,7 @@ func TestPolicyChangesWhileAJobRuns(t *testing.T) {
 					return j.Policy == "asp" && j.NextPolicy == "ssp:s=0" && j.NextPolicyStep > j.Members[1].Step && j.Members[0].Held
 				})
 			}
-			if _, err := streamStep(context20(t), w, ones, params); err != nil {
+			if _, err := streamStep(bounded(t), w, ones, params); err != nil {
 				return err
 			}
 		}
@@ -378,7 +378,7 @@ func TestPolicyChangesWhileAJobRuns(t *testing.T) {
 		}
 		return nil
 	})
-	status, err := s.Status(context20(t), nil)
+	status, err := s.Status(bounded(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -390,11 +390,11 @@ func TestPolicyChangesWhileAJobRuns(t *testing.T) {
 		t.Error("status says nothing of the workers' drift")
 	}
 	for policy, want := range map[string]string{"ssp:z=1": "did you mean s?", "bsp": "applies sets of gradients"} {
-		if _, err := workers[0].SetPolicy(context20(t), policy); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := workers[0].SetPolicy(bounded(t), policy); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("policy %s: %v, want %q", policy, err, want)
 		}
 	}
-	if _, err := client.SetPolicy(context20(t), client.Config{Server: s.URL(), Job: "stream", Token: "guess"}, "asp"); err == nil {
+	if _, err := client.SetPolicy(bounded(t), client.Config{Server: s.URL(), Job: "stream", Token: "guess"}, "asp"); err == nil {
 		t.Error("anybody may change the policy")
 	}
 }
@@ -419,7 +419,7 @@ func TestPoliciesThatCannotRunAreRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			cfg := streamConfig(verbs.ProviderTCP, c.policy, 2)
 			cfg.Server, cfg.Mode, cfg.Optimizer, cfg.Hyper, cfg.Rank = s.URL(), c.mode, c.optimizer, nil, 0
-			_, err := client.Join(context20(t), cfg)
+			_, err := client.Join(bounded(t), cfg)
 			refused(t, err, connect.CodeInvalidArgument, c.want)
 		})
 	}
