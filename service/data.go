@@ -82,7 +82,7 @@ func mountData[Q, A any](s *Service, procedure string, r rule, of func(context.C
 	})
 }
 
-// mountDataStatus mounts the call that describes the sets which a caller may know.
+// mountDataStatus mounts the call that describes the sets that a caller may see.
 func mountDataStatus(s *Service, may func(context.Context, data.Key) bool) {
 	mount(s, apiconnect.DataServiceStatusProcedure, rule{},
 		func(ctx context.Context, _ *api.DataStatusRequest) (*api.DataStatusResponse, error) {

@@ -28,8 +28,8 @@ func dataServeCommand() *cobra.Command {
 their job's name, with their rank. An aggregator deals rows to the workers of its jobs by itself.
 
 With --journal the service writes down what it deals, and goes on from there when it is started again, even if it was killed:
-workers repeat their last call. A machine that loses power may lose the last second. --replay deals each worker the batches that it
-got by a journal: a run in which fast workers took more can be made again with the same bits.`,
+workers repeat their last call. A machine that loses power may lose the last second. --replay deals each worker the batches
+that a journal recorded for it: a run in which fast workers took more can be made again with the same bits.`,
 		Example: `  rackweave data serve --journal /var/lib/rackweave/rows.journal
   rackweave data serve --listen :7078 --data-dir /srv/manifests --journal rows.journal
   rackweave data serve --replay rows.journal`,

@@ -50,8 +50,8 @@ type OpenDataRequest struct {
 	Job     string `protobuf:"bytes,12,opt,name=job,proto3" json:"job,omitempty"`
 	Rank    uint32 `protobuf:"varint,13,opt,name=rank,proto3" json:"rank,omitempty"`
 	Workers uint32 `protobuf:"varint,14,opt,name=workers,proto3" json:"workers,omitempty"`
-	// Tells this reader of the set from others, of this run of the worker and of earlier ones. It is drawn for each Open; a repeated
-	// call has the same.
+	// Identifies this reader of the set among others, of this run of the worker and of earlier ones. A repeated call has the same. If
+	// empty, the worker's session has one reader.
 	Incarnation string `protobuf:"bytes,15,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	// Workers do not wait for each other's steps.
 	Asynchronous  bool `protobuf:"varint,16,opt,name=asynchronous,proto3" json:"asynchronous,omitempty"`

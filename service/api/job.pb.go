@@ -3208,7 +3208,7 @@ type CaptureRequest struct {
 	Job string `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
 	// 0: one that no chunk has had, and soon will have. One that some chunk has had is refused as out of range.
 	Step uint32 `protobuf:"varint,2,opt,name=step,proto3" json:"step,omitempty"`
-	// Of the wait for the step, and again of a slow reader of the values.
+	// Bounds the wait for the step. A reader has as long again before it must keep up a least rate.
 	TimeoutMs     uint32 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -31,7 +31,7 @@ const (
 	ProbeQuestion_OPEN ProbeQuestion_Kind = 0
 	// Measures the link to a rack. The answer is its latency one way, in seconds.
 	ProbeQuestion_LATENCY ProbeQuestion_Kind = 2
-	// As LATENCY. The answer is the rate in bytes per second.
+	// Measures the link to a rack. The answer is its rate in bytes per second.
 	ProbeQuestion_RATE ProbeQuestion_Kind = 3
 	// Closes the end that OPEN made.
 	ProbeQuestion_CLOSE ProbeQuestion_Kind = 4

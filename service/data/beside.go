@@ -40,18 +40,19 @@ type opened struct {
 	heard time.Time
 }
 
-// NewBeside returns a service whose sets go on from a journal, if there is a file for it: at most so many bytes. If another journal
-// is named, workers get the batches that it has. A worker that does not call for a time is lost.
-func NewBeside(dir string, timeout time.Duration, file string, most int64, again string) (b *Beside, err error) {
+// NewBeside returns a service that reads manifests in dir. It goes on from a journal, a file that may grow to maxBytes; if the name
+// is empty, it keeps none. If replay names another journal, workers get its batches. A worker that makes no call for timeout is
+// lost.
+func NewBeside(dir string, timeout time.Duration, journal string, maxBytes int64, replay string) (b *Beside, err error) {
 	b = &Beside{Server: NewServer(Config{Dir: dir}), timeout: timeout, sessions: map[string]*opened{}}
-	if again != "" {
-		if b.dealer, err = readReplay(dir, again); err != nil {
+	if replay != "" {
+		if b.dealer, err = readReplay(dir, replay); err != nil {
 			return nil, err
 		}
 	}
-	if file != "" {
-		if b.journal, err = openJournal(file, most, b.redo); err != nil {
-			return nil, fmt.Errorf("journal %s: %w", file, err)
+	if journal != "" {
+		if b.journal, err = openJournal(journal, maxBytes, b.redo); err != nil {
+			return nil, fmt.Errorf("journal %s: %w", journal, err)
 		}
 	}
 	for _, o := range b.sessions {
@@ -78,11 +79,11 @@ func (b *Beside) open(r *api.OpenDataRequest, id string, account *Account) (*api
 	case r.Incarnation == "" || len(r.Incarnation) > rpc.MaxNameBytes:
 		return nil, fmt.Errorf("an incarnation of %d bytes: name this run of the worker in 1 to %d", len(r.Incarnation), rpc.MaxNameBytes)
 	case r.Favour > 0:
-		return nil, fmt.Errorf("favour %v: nobody reports losses here: open the set at an aggregator", r.Favour)
+		return nil, fmt.Errorf("favour %v: a service beside an aggregator receives no losses: open the set at an aggregator", r.Favour)
 	}
 	c := Caller{Key: JobName(r.Job), Job: r.Job, Rank: int(r.Rank), Workers: int(r.Workers), Incarnation: r.Incarnation,
 		Session: id, Synchronous: !r.Asynchronous, Account: account}
-	o := &opened{Caller: c, set: cmp.Or(r.Set, usualSet)}
+	o := &opened{Caller: c, set: cmp.Or(r.Set, usualSet), heard: time.Now()}
 	o.Gone = func() error {
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -161,7 +162,7 @@ func (b *Beside) Caller(id string, account *Account) (*Caller, error) {
 	defer b.mu.Unlock()
 	o := b.sessions[id]
 	if o == nil {
-		return nil, fmt.Errorf("no such session: another run of the worker has one, or the service has not its journal: %w", ErrReopen)
+		return nil, fmt.Errorf("no such session: another run of the worker has replaced it, or the service runs without its journal: %w", ErrReopen)
 	}
 	o.heard = time.Now()
 	c := o.Caller
@@ -169,7 +170,7 @@ func (b *Beside) Caller(id string, account *Account) (*Caller, error) {
 	return &c, nil
 }
 
-// Known reports whether a session is there. With a nil service none is.
+// Known reports whether a session exists. A nil service has none.
 func (b *Beside) Known(id string) bool {
 	if b == nil {
 		return false

@@ -374,7 +374,7 @@ func TestTermsMustAgree(t *testing.T) {
 		"rank 1 of 0 workers":          func(o *api.OpenDataRequest) { o.Workers = 0 },
 		"an incarnation of 0 bytes":    func(o *api.OpenDataRequest) { o.Incarnation = "" },
 		`job name "":`:                 func(o *api.OpenDataRequest) { o.Job = "" },
-		"favour 1: nobody reports":     func(o *api.OpenDataRequest) { o.Favour = 1 },
+		"favour 1: a service beside":   func(o *api.OpenDataRequest) { o.Favour = 1 },
 		"no folder of manifests":       func(o *api.OpenDataRequest) { o.Rows, o.Manifest, o.Set = 0, "m", "other" },
 		"state to go on from has rows": func(o *api.OpenDataRequest) { o.Set, o.State = "other", &api.DataState{Set: "other", Rows: 5} },
 	} {

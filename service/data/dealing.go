@@ -32,8 +32,8 @@ const (
 // maxBatch bounds the rows of a batch: they are 2 MiB of an answer.
 const maxBatch = 1 << 18
 
-// Roughly, in bytes: a row of an answer while it is made and sent; a lease; a group in a set's orders, draws and manifest; a
-// group in the order of a worker; a range of a state, and a group in its draws.
+// Estimated memory in bytes: of a row of an answer while it is made and sent; a lease; a group in a set's orders, draws and
+// manifest; a group in the order of a worker; a range of a state, and a group in its draws.
 const (
 	answerCost = 40
 	leaseCost  = 128
@@ -43,7 +43,7 @@ const (
 	drawCost   = 16
 )
 
-// agreed are the fields of requests in which all workers agree, and stated those of states that go on only with the same.
+// All workers must give the same agreed fields of a request. A state can be continued only with the same stated fields.
 var (
 	agreed = []string{"workers", "manifest", "rows", "digest", "seed", "deal", "plain", "batch", "balance", "favour", "asynchronous"}
 	stated = []string{"rows", "digest", "seed", "deal", "plain", "step"}
@@ -162,17 +162,18 @@ func newDealing(s *Server, c *Caller, terms *api.OpenDataRequest, from *api.Data
 
 // acquire opens the manifest that the terms name, and charges the job for the set and its state.
 func (d *dealing) acquire(s *Server, c *Caller, from *api.DataState) (err error) {
-	groups := 1
+	groups, histogram := 1, 0
 	if d.terms.Manifest != "" {
 		if d.manifest, err = s.openManifest(d.terms.Manifest); err != nil {
 			return err
 		}
 		groups += len(d.manifest.Sizes())
+		histogram = d.manifest.Header().Workers * len(d.manifest.Sizes())
 	}
 	if c.Account == nil {
 		return nil
 	}
-	cost := int64(c.Workers)*deal.MaxLeases*leaseCost + int64(groups)*groupCost
+	cost := int64(c.Workers)*deal.MaxLeases*leaseCost + int64(groups)*groupCost + int64(histogram)*drawCost
 	if d.terms.Deal != dealQueue && !d.terms.Plain {
 		cost += int64(c.Workers) * int64(groups) * orderCost
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/rackweave/rackweave/service/api"
 )
 
-// recording has the batches that the workers of a set got.
+// recording holds the batches that were dealt to the workers of a set.
 type recording struct {
 	*deal.Record
 	terms  *api.OpenDataRequest

@@ -63,7 +63,7 @@ type Account struct {
 type Config struct {
 	Dir     string   // of manifests. If empty, sets have none
 	journal *journal // of what is dealt. If nil, none is kept
-	// Takes the place of a set's dealer, of a job by name. If nil, dealers stay.
+	// dealer, if not nil, returns the dealer to use in place of d for a set of a job.
 	dealer func(job string, terms *api.OpenDataRequest, d deal.Dealer) (deal.Dealer, error)
 }
 
@@ -133,7 +133,8 @@ func (s *Server) drop(st *set) {
 	delete(s.sets, st.place)
 }
 
-// Open begins a worker's session with a set. If it fails, nothing of it is left.
+// Open begins a worker's session with a set. If it fails, it leaves nothing, unless the journal cannot be written: then the service
+// deals nothing more.
 func (s *Server) Open(c *Caller, r *api.OpenDataRequest) (*api.OpenDataResponse, error) {
 	terms, err := termsOf(c, r)
 	if err != nil {
@@ -251,8 +252,8 @@ func (s *Server) all(key Key, f func(*set) error) error {
 	return errors.Join(errs...)
 }
 
-// Losses tells of the losses of groups. Sets that were opened with favour take more rows of groups with high losses from the next
-// epoch on.
+// Losses passes a job's losses by group to its sets. Sets that were opened with favour take more rows of groups with high losses
+// from the next epoch on.
 func (s *Server) Losses(key Key, losses []float64) error {
 	return s.all(key, func(st *set) error {
 		if st.dealing == nil || st.terms.Favour == 0 {
@@ -294,7 +295,8 @@ func (s *Server) Restore(key Key, job string, states []*api.DataState) error {
 	})
 }
 
-// Status describes the sets of the jobs that a caller may know. Their states are without ranges: cursors count what was applied.
+// Status describes the sets of the jobs that a caller may see. Their states have no ranges: a cursor counts the positions that were
+// applied.
 func (s *Server) Status(may func(Key) bool) (out []*api.DataSetStatus) {
 	s.all(nil, func(st *set) error {
 		if !may(st.key) {
@@ -305,6 +307,7 @@ func (s *Server) Status(may func(Key) bool) (out []*api.DataSetStatus) {
 			state = st.identity()
 		}
 		state = proto.CloneOf(state)
+		state.Set = st.name
 		for _, r := range state.Returned {
 			state.Cursor -= min(state.Cursor, r.GetTo()-r.GetFrom())
 		}
