@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"time"
 
 	"github.com/rackweave/rackweave/aggregate/store"
 	"github.com/rackweave/rackweave/chunk"
@@ -22,11 +23,12 @@ var (
 // Capture is a copy of a job's parameters as they were after one step, which the lanes make while the workers go on.
 //
 // A step is an update of each chunk: a chunk is copied after its own update of that number, before the next one. So every worker
-// must push each tensor in each step. A tensor that is registered late, or is not pushed in some steps, never gets there. The copy
-// equals the parameters of a run that stops after the step. In mode stream it has the same number of updates of each chunk, which
-// may be of different workers' steps, and a sparse tensor may have rows of updates that are under way. In a job over several racks
-// it holds this rack's parameters: results as they came from their owners, or those after as many steps of its own if racks train
-// apart. An aggregator that has part of a job copies its own chunks. Tensors that are registered after it began are not in it.
+// must push each tensor in each step. A tensor that is registered late, or is not pushed in some steps, gets there late: the
+// capture waits for it, and then holds it as of another step of the workers. Otherwise the copy equals the parameters of a run that
+// stops after the step. In mode stream it has the same number of updates of each chunk, which may be of different workers' steps,
+// and a sparse tensor may have rows of updates that are under way. In a job over several racks it holds this rack's parameters:
+// results as they came from their owners, or those after as many steps of its own if racks train apart. An aggregator that has part
+// of a job copies its own chunks. Tensors that are registered after it began are not in it.
 type Capture struct {
 	Step uint32
 
@@ -122,7 +124,7 @@ func (c *Capture) chunks(lane int) int {
 	return len(c.snapshot.plan.LaneChunks(c.snapshot.job.firstLane + lane))
 }
 
-// Wait waits until all chunks are copied. The error at the deadline names a tensor that lags. Wait may be called again after it.
+// Wait waits until all chunks are copied. It may be called again after its deadline.
 func (c *Capture) Wait(ctx context.Context) error {
 	job := c.snapshot.job
 	for c.left > 0 {
@@ -133,7 +135,7 @@ func (c *Capture) Wait(ctx context.Context) error {
 		case <-job.Failed():
 			err = job.Failure().Err
 		case <-ctx.Done():
-			err = c.late(context.Cause(ctx))
+			err = context.Cause(ctx)
 		}
 		if err != nil {
 			return fmt.Errorf("capture of job %q after step %d: %w", job.shared.Name, c.Step, err)
@@ -142,11 +144,16 @@ func (c *Capture) Wait(ctx context.Context) error {
 	return nil
 }
 
-// late adds to an error which chunks have not had the step.
-func (c *Capture) late(why error) error {
+// Late adds to an error of Wait how many chunks have not had the step, and names a tensor that lags.
+func (c *Capture) Late(why error) error {
+	if why == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
 	left, tensor, least := 0, "", uint32(math.MaxUint32)
 	for i, sh := range c.snapshot.job.shards {
-		_ = c.snapshot.visit(context.Background(), i, func() error {
+		err := c.snapshot.visit(ctx, i, func() error {
 			for k := range c.chunks(i) {
 				if x := &sh.Store.Chunks[k]; x.Copy != 0 {
 					if left++; x.Updates < least {
@@ -156,6 +163,9 @@ func (c *Capture) late(why error) error {
 			}
 			return nil
 		})
+		if err != nil {
+			return errors.Join(why, err)
+		}
 	}
 	if left == 0 {
 		return why

@@ -54,7 +54,7 @@ func TestACaptureThatCannotEndSaysWhy(t *testing.T) {
 			context.DeadlineExceeded, aggregate.Eager, optim.SGDTorch, 5,
 			func(t *testing.T, _ *racktest.Rack, step func(...int), c *aggregate.Capture, _ error) error {
 				step(0, 0)
-				return c.Wait(soon(t))
+				return c.Late(c.Wait(soon(t)))
 			}},
 		{"the job fails", "its disk is full", nil, aggregate.Eager, optim.SGDTorch, 9,
 			func(t *testing.T, r *racktest.Rack, _ func(...int), c *aggregate.Capture, _ error) error {

@@ -18,8 +18,8 @@ type Capture struct {
 	left int // chunks that are not copied
 }
 
-// Arm begins a capture of the lane's first n chunks, none of which has had the step, in place of the one under way. The copies lie
-// one after the other at an address.
+// Arm begins to capture the lane's first n chunks, and replaces the capture under way. No chunk may have had the step. The copies
+// lie one after the other at an address.
 func (s *Store) Arm(p *Capture, n int, to uint64) {
 	for i := range s.Chunks[:n] {
 		s.Chunks[i].Copy = to

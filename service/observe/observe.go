@@ -5,6 +5,7 @@ package observe
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"math"
 	"time"
@@ -29,11 +30,11 @@ const (
 	heartbeatEvery = time.Second
 	turnWithin     = 5 * time.Second
 
-	// After mostData the sender rests so many times as long as they took, within a bound: workers use the same links and processors,
-	// and an evaluation has time.
+	// After each mostData bytes the sender rests restTimes times as long as sending them took, but at most longestRest, because
+	// workers use the same links and processors.
 	restTimes   = 19
 	longestRest = 50 * time.Millisecond
-	// leastRate bounds the time of a reader that has not taken the values within the timeout of the call, in bytes per second.
+	// leastRate is the rate, in bytes per second, below which a reader is cut off once the call's timeout has passed again.
 	leastRate = 4 << 20
 )
 
@@ -63,7 +64,7 @@ func (s *Server) find(ctx context.Context, what, name string) (*job.Job, int, er
 
 // Capture sends the parameters of a job as they were after a step: the step and the tensors, and once all chunks have had it, the
 // values. The wait for the step ends at the deadline of the call. Meanwhile messages without values are sent. The copy is in memory
-// until its reader has it. A reader that takes longer than as much time again must take leastRate.
+// until its reader has it. A reader that needs longer than another timeout must read leastRate.
 func (s *Server) Capture(ctx context.Context, r *api.CaptureRequest, stream *answer) (err error) {
 	j, _, err := s.find(ctx, "capture", r.Job)
 	if err != nil {
@@ -88,6 +89,8 @@ func capture(ctx context.Context, j *job.Job, r *api.CaptureRequest, stream *ans
 	select {
 	case j.Capturing <- struct{}{}:
 		defer func() { <-j.Capturing }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("capture: job %q is captured already: %w", j.Name, context.Cause(ctx))
 	case <-time.After(turnWithin): // not at once: the other may be one that its caller has abandoned
 		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "capture: job %q is captured already: wait until that ends", j.Name)
 	}
@@ -137,7 +140,10 @@ func await(ctx context.Context, c *aggregate.Capture, stream *answer) error {
 		tick, cancel := context.WithTimeout(ctx, heartbeatEvery)
 		err := c.Wait(tick)
 		cancel()
-		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+		switch {
+		case ctx.Err() != nil:
+			return c.Late(err)
+		case err == nil || !errors.Is(err, context.DeadlineExceeded):
 			return err
 		}
 		if err := stream.Send(&api.CaptureResponse{}); err != nil {
@@ -154,8 +160,11 @@ func send(ctx context.Context, j *job.Job, chunks iter.Seq2[chunk.Chunk, []byte]
 		at := time.Now()
 		took := at.Sub(began)
 		select {
-		case <-j.Over:
+		case <-j.Over: // also if the deadline has passed: the account is closed
 			return rpc.Refuse(connect.CodeNotFound, "capture: job %q has ended", j.Name)
+		default:
+		}
+		select {
 		case <-ctx.Done():
 			if float64(sent) < leastRate*took.Seconds() {
 				return rpc.Refuse(connect.CodeDeadlineExceeded, "capture of job %q: its reader took %d bytes in %v: read %d bytes/s, or give a "+
