@@ -26,7 +26,7 @@ class Codecs:
     """The codecs of a session's gradients."""
 
     def __init__(self, call: "weakref.WeakMethod[Any]", as_is: bool, tensors: List[Tensor]) -> None:
-        """call finds what calls the library for the session. tensors are its, and grow by register.
+        """call refers to the session's method that calls the library. tensors is the session's list, which register extends.
 
         gradients describes the codec with which tensors begin; None: they have none, and never will.
         """

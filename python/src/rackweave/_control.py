@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 import urllib.parse
-from typing import Any, Callable, Dict, Mapping, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Set, Tuple
 
 from .errors import ConfigError, Error, JobFailedError, OutOfRangeError, RefusedError, ServerLostError, WaitTimeoutError
 
@@ -24,6 +24,7 @@ _CONNECT_TIMEOUT = 5.0
 _PIN = "sha256:"  # begins a fingerprint where a CA file may stand
 _MOST_FRAME = 16 << 20
 _MOST_LINE = 64 << 10
+_MOST_FIELDS = 100
 # An aggregator resets connections that it does not take, for instance while strangers flood it. A worker then comes again, but
 # only so often: what resets for ever may be no aggregator at all.
 _CONTACTS = 6
@@ -181,7 +182,7 @@ def lost(cause: Exception, text: str) -> ServerLostError:
 
 
 class Line:
-    """A connection that is kept for many calls, one at a time, for a third of the time of http.client's. One thread uses it."""
+    """A connection that is kept for many calls. A call takes a third of the time of http.client's. One call is made at a time."""
 
     def __init__(self, control: Control, timeout: float) -> None:
         """Opens it at the first call. timeout bounds each wait of a call, in seconds."""
@@ -209,19 +210,23 @@ class Line:
         except (OSError, ValueError, http.client.HTTPException) as e:
             self.close()
             raise lost(e, f"{path}: the connection to the service at {self._control.address} broke: {e}") from None
+        except BaseException:  # the next call must not take the answer to one that was interrupted
+            self.close()
+            raise
         return status, _parse(answer)
 
     def _answer(self) -> Tuple[int, bytes]:
         version, _, status = self._line().partition(b" ")
         if version != b"HTTP/1.1":
             raise http.client.BadStatusLine(repr(version))
-        fields = dict((line.lower().split(b":", 1) + [b""])[:2] for line in iter(self._line, b""))
+        fields = dict((line.lower().split(b":", 1) + [b""])[:2] for line in self._lines())
         body = b""
         if fields.get(b"transfer-encoding"):
             while n := int(self._line(), 16):
                 body += self._read(n, len(body))
                 self._line()
-            self._line()
+            for _ in self._lines():  # trailers
+                pass
         else:
             body = self._read(int(fields.get(b"content-length", b"0")), 0)
         if fields.get(b"connection", b"").strip() == b"close":
@@ -233,6 +238,13 @@ class Line:
         if not line.endswith(b"\n"):
             raise http.client.RemoteDisconnected("the service ended it") if not line else http.client.LineTooLong("answer")
         return line.rstrip()
+
+    def _lines(self) -> Iterator[bytes]:
+        """Yields lines up to an empty one."""
+        for n, line in enumerate(iter(self._line, b"")):
+            if n == _MOST_FIELDS:
+                raise http.client.HTTPException(f"an answer with more than {_MOST_FIELDS} header fields")
+            yield line
 
     def _read(self, n: int, before: int) -> bytes:
         if not 0 <= n <= _MOST_FRAME - before:

@@ -527,7 +527,7 @@ class Session:
         return self.codecs.change(codecs)
 
     def _ended(self, error: Error) -> None:
-        """Takes note that the job has ended at an aggregator. Others that it is spread over learn it from here."""
+        """Records that the job has ended at an aggregator. The others that it is spread over learn it here."""
         if self._aggregators.several and self._aggregators.joined:
             self._give_up(error)
         else:
