@@ -89,12 +89,13 @@ test-packages:
 	@scripts/need.sh $(BUILD_PACKAGES)
 	$(GO_TEST) -p $(ABREAST) $(call chosen,$(filter-out %/rackweave/lab,$(BUT_PURE)))
 
-# Without packages whose tests have no goroutines, cgo/kernel and cgo/monitor, whose goroutines share memory in C alone, of which
-# the detector sees nothing, packages that drive programs, which they build without it, and packages with etcd's server or gonum,
-# which take a minute to build with it. Benchmarks run what others race already, and have their turn in test-long.
+# The race detector leaves out packages whose tests have no goroutines, cgo/kernel and cgo/monitor, whose goroutines share memory in
+# C alone, of which the detector sees nothing, packages that drive programs, which they build without it, and packages with etcd's
+# server or gonum, which take a minute to build with it. Benchmarks run what others race already, and have their turn in test-long.
 UNRACED := $(MODULE) $(MODULE)/bench% $(MODULE)/doctor $(MODULE)/lab/% $(MODULE)/cmd/% %/include %/cgo/kernel %/cgo/monitor \
 	%/service/api %/service/api/apiconnect %/service/checkpoint/format %/service/etcd/server %/service/membership
-RACED_LONG := $(addprefix $(MODULE)/,bench bench/internal/command bench/roofline bench/study/learn lab/racks)
+RACED_LONG := $(addprefix $(MODULE)/,bench bench/internal/command bench/report bench/roofline bench/study bench/study/data \
+	bench/study/learn bench/study/local bench/study/simulate lab/racks)
 RACED = $(call chosen,$(filter-out $(UNRACED),$(BUT_PURE)))
 
 # The detector prints a race when it sees it. By default every process then waits a second more at its end. C, of which it sees

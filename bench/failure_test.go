@@ -19,7 +19,7 @@ import (
 	"github.com/rackweave/rackweave/verbs"
 )
 
-// promptly is how soon after a death everybody should have noticed: a second, and slack for a machine with other work.
+// promptly bounds how long after a death everybody may take to notice it. The promise is a second; a loaded machine gets more.
 const promptly = 30 * time.Second
 
 // patience is how long a test waits for what may take failGrace, on a machine where nothing runs when it should.

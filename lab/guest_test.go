@@ -75,7 +75,7 @@ func TestSingleGuest(t *testing.T) {
 	})
 }
 
-// complaintFailsTheRun has a guest's kernel complain, and closes the guest.
+// complaintFailsTheRun makes a guest's kernel complain, and closes the guest.
 func complaintFailsTheRun(t *testing.T, g *Guest) {
 	run(t, g, "echo '<1>BUG: planted' >/dev/kmsg; sleep 0.5")
 	dir := g.Dir()

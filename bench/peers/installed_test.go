@@ -16,7 +16,7 @@ import (
 func installed(t *testing.T, p *Peer) {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("starts processes of other libraries, which takes seconds")
+		t.Skip("-short is set: this test starts processes of other libraries for seconds")
 	}
 	err := p.Probe(t.Context())
 	if errors.Is(err, ErrMissing) {

@@ -396,8 +396,8 @@ func TestTCPAPeerThatListensOnEveryAddressIsLocatedByItsEndpoint(t *testing.T) {
 	}
 }
 
-// TestTCPKilledPeer runs in two processes: the child is killed while it streams.
-func TestTCPKilledPeerIsAnErrorWithinASecond(t *testing.T) {
+// TestTCPKilledPeerIsAnError runs in two processes: the child is killed while it streams.
+func TestTCPKilledPeerIsAnError(t *testing.T) {
 	if peer := os.Getenv("RWF_TCP_CHILD"); peer != "" {
 		streamForever(t)
 		return
@@ -408,7 +408,7 @@ func TestTCPKilledPeerIsAnErrorWithinASecond(t *testing.T) {
 	qp := n.newQP(64, 64)
 	check(t, qp.PostRecv(7, 64))
 
-	cmd := exec.Command(os.Args[0], "-test.run=^TestTCPKilledPeerIsAnErrorWithinASecond$")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestTCPKilledPeerIsAnError$")
 	cmd.Env = append(os.Environ(), "RWF_TCP_CHILD=1")
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()

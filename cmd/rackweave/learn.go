@@ -50,7 +50,7 @@ With --data, what ways to deal rows do to it: mean and variance of accuracy and 
   speed                                               time of an epoch with shards, with a queue, and with sizes by speed
   real                                                the same by the clock, through an aggregator, with workers that sleep
 
-Balanced digits take half of the seeds.`,
+The full- studies take half of the seeds, speed at most 20, and real one.`,
 		Example: `  rackweave bench learn --only policies,racks
   rackweave bench learn --compress --only digits --seeds 20
   rackweave bench learn --data --only imbalanced-slow,speed --seeds 100

@@ -17,7 +17,7 @@ type axes struct {
 
 const (
 	beside = 14   // axes beside the wanted ones, with which those are found in fewer rounds
-	rounds = 10   // of axes that still have much the same variance then, none is better than another
+	rounds = 10   // axes whose variances are too close for them to be told apart in so many are equally good
 	narrow = 1024 // features whose covariance costs less than rounds without it, if the rows are as many
 )
 

@@ -19,11 +19,11 @@ const (
 	// message is the length of a write whose rate is measured, and window the number of writes under way.
 	message = 32 << 10
 	window  = 16
-	// pings is the number of writes of which latency is the least. Other traffic only adds to it.
+	// Latency is the shortest of pings writes. Other traffic only adds to it.
 	pings = 16
 	// mostBytes ends a measurement of a fast link before its time.
 	mostBytes = 2 << 30
-	// enough is the number of writes for a rate, unless they take slow times as long as the measurement. Links hold back hundreds of
+	// A rate counts enough writes or more, unless the measurement then takes slow times as long as asked. Links hold back hundreds of
 	// kilobytes and release them at once.
 	enough     = 128
 	slow       = 5
@@ -193,7 +193,8 @@ func (p *Prober) Latency(ctx context.Context) (least time.Duration, err error) {
 	return least, nil
 }
 
-// Rate measures the rate of writes in bytes per second, for a while, or up to 5 times as long on a slow link. The first third does
+// Rate measures the rate of writes in bytes per second, during lasts, or up to slow times as long on a slow link. It fails if
+// nothing arrives by patience after that. The first third does
 // not count, because a link may first spend the burst that it has saved up while it was idle.
 func (p *Prober) Rate(ctx context.Context, lasts time.Duration) (float64, error) {
 	began := time.Now()

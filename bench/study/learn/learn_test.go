@@ -10,7 +10,7 @@ import (
 	"github.com/rackweave/rackweave/bench/study"
 )
 
-// oneGoroutine skips a test that trains in one goroutine under -short, as the race detector runs, which finds races between many.
+// oneGoroutine skips a test under -short, with which the race detector runs: it trains in one goroutine, which cannot race.
 func oneGoroutine(t *testing.T) {
 	t.Helper()
 	if testing.Short() {

@@ -21,7 +21,7 @@ import (
 // Cluster is workers with the time that a step takes each, in units of the fastest's.
 type Cluster struct {
 	Steps []float64
-	// Straggle is the share of steps that take straggleFactor times as long, whoever's they are.
+	// Straggle is the share of all steps that take straggleFactor times as long.
 	Straggle float64
 }
 
@@ -67,7 +67,7 @@ type Rows interface {
 	Done(worker int, took float64) error
 }
 
-// shared is one random order after another, of which a faster worker takes more.
+// shared deals one random order after another to all workers: a faster one takes more.
 type shared struct {
 	task.Shuffled
 	chance *rand.Rand
