@@ -535,10 +535,13 @@ class Settings(unittest.TestCase):
             ({**rank, "RACKWEAVE_ADDR": "aggregator", "RACKWEAVE_RANK": "2"}, "rank 2 of 2"),
             ({**rank, "RACKWEAVE_ADDR": "aggregator", "RACKWEAVE_RANK": "two"}, "RACKWEAVE_RANK is 'two'"),
             ({**rank, "RACKWEAVE_ADDR": "aggregator", "RACKWEAVE_TIMEOUT": "0"}, "timeout of 0"),
+            ({**rank, "RACKWEAVE_ADDR": "aggregator", "RACKWEAVE_TOKEN": "secret\n"}, "printable ASCII"),
+            ({**rank, "RACKWEAVE_ADDR": "aggregator", "RACKWEAVE_TOKEN": "secrét"}, "printable ASCII"),
         ):
             with self.assertRaises(rackweave.ConfigError) as caught:
                 _settings.read(env)
             self.assertIn(text, str(caught.exception))
+            self.assertNotIn("secr", str(caught.exception))
 
     def test_an_aggregator_is_asked_also_by_one_that_has_no_rank(self):
         with mock.patch.dict(os.environ, {"RACKWEAVE_ADDR": "http://127.0.0.1:1"}, clear=True):

@@ -100,6 +100,10 @@ def read(
         raise ConfigError(f"rank {rank} of {world_size} workers: use a rank from 0 to the number of workers less 1")
     if timeout is None:
         timeout = _number(env, "RACKWEAVE_TIMEOUT", DEFAULT_TIMEOUT)
+    if token is None:
+        token = env.get("RACKWEAVE_TOKEN", "")
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigError("the token has a newline or another character that no header of HTTP holds: use printable ASCII")
     if not 0.001 <= timeout <= 3600:
         raise ConfigError(f"timeout of {timeout} s: use 0.001 to 3600")
     return Settings(
@@ -107,7 +111,7 @@ def read(
         job=job or _job(env),
         rank=rank,
         world_size=world_size,
-        token=env.get("RACKWEAVE_TOKEN", "") if token is None else token,
+        token=token,
         ca=env.get("RACKWEAVE_CA", "") if ca is None else ca,
         provider=provider or env.get("RACKWEAVE_PROVIDER", "") or "auto",
         timeout=timeout,
