@@ -166,7 +166,7 @@ var dataErrors = []struct {
 	{data.ErrReopen, connect.CodeAborted}, {data.ErrUnknown, connect.CodeNotFound}, {fs.ErrNotExist, connect.CodeNotFound},
 	{data.ErrFull, connect.CodeResourceExhausted}, {deal.ErrSequence, connect.CodeFailedPrecondition},
 	{deal.ErrNotHeld, connect.CodeFailedPrecondition}, {deal.ErrEpoch, connect.CodeFailedPrecondition},
-	{manifest.ErrCorrupt, connect.CodeDataLoss},
+	{manifest.ErrCorrupt, connect.CodeDataLoss}, {data.ErrJournal, connect.CodeUnavailable}, // workers ask again until it is restarted
 }
 
 // dataError gives an error of the server of rows a code.

@@ -165,7 +165,7 @@ func (d *division) id(name string) int {
 func (d *division) add(names []string) error {
 	for _, name := range names {
 		if err := d.to.Add(d.id(name)); err != nil {
-			return fmt.Errorf("%w. Is it a column of classes?", err)
+			return err
 		}
 	}
 	return nil

@@ -66,7 +66,7 @@ func (w *Writer) scratch() (*os.File, error) {
 // Add adds the next row. Groups are numbered as the caller likes, below MaxGroups.
 func (w *Writer) Add(group int) error {
 	if group < 0 || group >= MaxGroups {
-		return fmt.Errorf("row %d is in group %d: there can be %d", w.rows, group, MaxGroups)
+		return fmt.Errorf("row %d is in group %d of at most %d. Are the groups classes?", w.rows, group, MaxGroups)
 	}
 	if group >= len(w.sizes) {
 		w.sizes = append(w.sizes, make([]uint64, group+1-len(w.sizes))...)

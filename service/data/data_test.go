@@ -493,6 +493,17 @@ func TestAFullJournalDealsNothing(t *testing.T) {
 	}
 }
 
+func TestAJournalThatCannotBeWrittenDealsNothing(t *testing.T) {
+	b := beside(t, filepath.Join(t.TempDir(), "journal"))
+	s := alone(t, b, &api.OpenDataRequest{Rows: 10, Batch: 2}).Session
+	b.journal.file.Close()
+	for range 2 {
+		if _, err := ask(b, s, &api.NextRowsRequest{Seq: 1}); !errors.Is(err, ErrJournal) {
+			t.Error(err)
+		}
+	}
+}
+
 func FuzzJournal(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "journal")
 	b := beside(f, path)

@@ -118,7 +118,7 @@ func (j *journal) room() error {
 	defer j.mu.Unlock()
 	switch {
 	case j.broken != nil:
-		return fmt.Errorf("%w: restart the service when it can be written", j.broken)
+		return j.broken
 	case j.size >= j.most:
 		return fmt.Errorf("%w bytes: journal %s has %d of at most %d: begin another with the sets' states, or raise --journal-bytes", ErrFull,
 			j.file.Name(), j.size, j.most)
@@ -143,7 +143,7 @@ func (j *journal) append(e *event) error {
 		_, err = j.file.Write(text)
 	}
 	if err != nil {
-		j.broken = fmt.Errorf("journal: %w", err)
+		j.fail(err)
 	}
 	return j.broken
 }
@@ -163,8 +163,13 @@ func (j *journal) sync() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.synced = size; err != nil && j.broken == nil {
-		j.broken = fmt.Errorf("journal: %w", err)
+		j.fail(err)
 	}
+}
+
+// fail refuses all later calls. j is locked.
+func (j *journal) fail(err error) {
+	j.broken = fmt.Errorf("%w: %w: remedy that, and restart the service", ErrJournal, err)
 }
 
 func (j *journal) close() error {

@@ -32,6 +32,7 @@ var (
 	ErrReopen  = errors.New("open the set again")
 	ErrUnknown = errors.New("no such set is open")
 	ErrFull    = errors.New("too many")
+	ErrJournal = errors.New("the journal cannot be written")
 )
 
 // Key identifies a job: it tells apart runs of jobs with one name.
