@@ -1,10 +1,10 @@
-"""Times a training step of DistributedDataParallel, gradients through RackWeave's hook against torch's own Gloo.
+"""Times a training step without any exchange, through torch's own Gloo, and in the three ways of RackWeave.
 
     rackweave run -n 4 -- python3 python/bench/torch_ddp.py
 
-Both ways train the same model in the same processes, by turns: a block of steps each, several rounds. A step is zero_grad, forward,
-backward and the optimizer's step. A row's times are medians of the rounds' milliseconds per step at the slowest rank; the ratio is
-the median of the rounds' own, so that what else the machine does meanwhile touches both ways alike.
+All ways train the same model in the same processes, by turns: a block of steps each, several rounds. A step is zero_grad, forward,
+backward and the optimizer's step. Times are medians of the rounds' milliseconds per step at the slowest rank; the ratios to a step
+without exchange are medians of the rounds' own, so that what else the machine does meanwhile touches all ways alike.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from typing import Callable, Dict, List, Tuple
+from typing import Callable, Dict, List, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -61,25 +61,34 @@ def embedding() -> torch.nn.Module:
     return torch.nn.Sequential(Ids(), torch.nn.EmbeddingBag(ROWS, 64, mode="sum", sparse=True), torch.nn.Linear(64, CLASSES))
 
 
+WAYS = ("none", "Gloo", "ddp", "attach", "fused")
+attached: List[object] = []  # an exchange ends with it
+
+
 # For each network what makes it, the shape of one sample, and the samples of a rank's batch.
 NETWORKS: Dict[str, Tuple[Callable[[], torch.nn.Module], Tuple[int, ...], int]] = {
     "mlp-small": (lambda: perceptron(64, 1), (64,), 32),
     "conv": (convolutional, (1, 8, 8), 32),
     "conv-deep": (deep, (3, 16, 16), 8),
+    "mlp-4mb": (lambda: perceptron(512, 4), (512,), 16),
     "mlp-17mb": (lambda: perceptron(1024, 4), (1024,), 16),
     "mlp-67mb": (lambda: perceptron(2048, 4), (2048,), 16),
     "embedding": (embedding, (20,), 500),
 }
 
 
-def stepper(name: str, hooked: bool) -> Callable[[], None]:
+def stepper(name: str, way: str) -> Callable[[], None]:
     """Returns a step of training a network."""
     make, shape, size = NETWORKS[name]
     torch.manual_seed(dist.get_rank())
-    model = DistributedDataParallel(make())
-    if hooked:
-        model = rackweave.torch.ddp(model)
+    model = make()
+    if way in ("Gloo", "ddp"):
+        model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    if way == "ddp":
+        model = rackweave.torch.ddp(model)
+    elif way in ("attach", "fused"):
+        attached.append(rackweave.torch.attach(model, optimizer, fused=way == "fused"))
     x, y = torch.randn(size, *shape), torch.randint(0, CLASSES, (size,))
 
     def step() -> None:
@@ -101,41 +110,41 @@ def timed(step: Callable[[], None], steps: int) -> float:
     return took.item()
 
 
-def compare(name: str, rounds: int, seconds: float) -> Tuple[List[float], List[float]]:
-    """Returns the rounds' times of RackWeave and of Gloo."""
-    ways = [stepper(name, True), stepper(name, False)]
-    for step in ways:
+def compare(name: str, ways: Sequence[str], rounds: int, seconds: float) -> Dict[str, List[float]]:
+    """Returns the rounds' times of each way."""
+    steps = {way: stepper(name, way) for way in ways}
+    for step in steps.values():
         timed(step, 5)  # buckets are made anew, and memory settles
-    slowest = max(timed(step, 5) for step in ways)
-    steps = max(3, int(1000 * seconds / slowest))
-    times: Tuple[List[float], List[float]] = ([], [])
+    count = max(3, int(1000 * seconds / max(timed(step, 5) for step in steps.values())))
+    times: Dict[str, List[float]] = {way: [] for way in ways}
     for turn in range(rounds):
-        for way in (0, 1) if turn % 2 == 0 else (1, 0):
-            times[way].append(timed(ways[way], steps))
+        for way in ways if turn % 2 == 0 else reversed(ways):
+            times[way].append(timed(steps[way], count))
     return times
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=0.4, help="of each way in each round, about")
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    first = args.ways[0]
     if dist.get_rank() == 0:
-        print(f"{dist.get_world_size()} workers, torch {torch.__version__}, {args.rounds} rounds by turns, ms per step")
-        print(f"{'network':>10} {'MB':>6} {'RackWeave':>10} {'Gloo':>10} {'ours is':>8}  least to most", flush=True)
+        print(f"{dist.get_world_size()} workers, torch {torch.__version__}, {args.rounds} rounds by turns; ms per step, times {first}'s")
+        print(f"{'network':>10} {'MB':>6} {first:>9} " + " ".join(f"{way:>16}" for way in args.ways[1:]), flush=True)
     for name in args.networks:
         megabytes = 4e-6 * sum(p.numel() for p in NETWORKS[name][0]().parameters())
-        ours, gloo = compare(name, args.rounds, args.seconds)
-        ratios = [b / a for a, b in zip(ours, gloo)]
+        times = compare(name, args.ways, args.rounds, args.seconds)
         if dist.get_rank() == 0:
-            print(
-                f"{name:>10} {megabytes:6.1f} {statistics.median(ours):10.2f} {statistics.median(gloo):10.2f} "
-                f"{statistics.median(ratios):7.2f}x  {min(ratios):.2f}x to {max(ratios):.2f}x",
-                flush=True,
-            )
+            row = f"{name:>10} {megabytes:6.1f} {statistics.median(times[first]):9.2f}"
+            for way in args.ways[1:]:
+                ratio = statistics.median(b / a for a, b in zip(times[first], times[way]))
+                row += f" {statistics.median(times[way]):9.2f} {ratio:5.2f}x"
+            print(row, flush=True)
     dist.barrier()  # rank 0 keeps the others' rendezvous
 
 
