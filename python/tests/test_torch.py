@@ -38,6 +38,12 @@ def plain(seed: int, hidden: int = 300) -> torch.nn.Module:
     )
 
 
+def wide(seed: int) -> torch.nn.Module:
+    """Its last layers' gradients are large enough to be sent by themselves."""
+    first = plain(seed, 1500)
+    return torch.nn.Sequential(first, torch.nn.Linear(CLASSES, 8000), torch.nn.Tanh(), torch.nn.Linear(8000, CLASSES))
+
+
 def normed(seed: int) -> torch.nn.Module:
     torch.manual_seed(seed)
     return torch.nn.Sequential(
@@ -295,9 +301,9 @@ def unused():
 def traced(directory: str):
     os.environ["RACKWEAVE_TRACE"] = directory
     torch.set_num_threads(1)
-    model = rackweave.torch.ddp(plain(rackweave.rank(), 1500), bucket_cap_mb=4)
+    model = rackweave.torch.ddp(wide(rackweave.rank()), bucket_cap_mb=4)
     train(model, sgd(model.parameters()), 6)
-    attached = rackweave.torch.attach(other := plain(rackweave.rank(), 1500))
+    attached = rackweave.torch.attach(other := wide(rackweave.rank()))
     train(other, sgd(other.parameters()), 6)
     attached.detach()
     rackweave.shutdown()
@@ -508,7 +514,7 @@ class Torch(rack.Case):
                 ends = {e["id"]: e["ts"] for e in events if e["ph"] == "e"}
                 self.assertEqual(len(backward), 12)
                 self.assertEqual(len(waits), 12)
-                self.assertEqual(len(begins), 2 * 6 * 6)  # both ways, steps, parameters
+                self.assertEqual(len(begins), 2 * 6 * 10)  # both ways, steps, parameters
                 for way in (backward[:6], backward[6:]):
                     within = [i for i, at in begins.items() if any(a <= at < b for a, b in way)]
                     done = [i for i in within if any(a <= begins[i] and ends[i] < b for a, b in way)]

@@ -188,7 +188,7 @@ class Attached:
         if slot.sparse:
             self._exchange.start_rows(kind, slot.number, grad, lambda mean: setattr(slot.parameter, "grad", mean))
         else:
-            self._exchange.start(kind, [(slot.number, grad)])
+            self._exchange.start(kind, [(slot.number, grad)], gather=True)
 
     def _after_backward(self) -> None:
         self._exchange.check()

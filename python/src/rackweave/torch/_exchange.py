@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import warnings
@@ -17,6 +18,8 @@ from ._cuda import Stage
 from ._rows import Table
 
 NONFINITE = ("ignore", "count", "refuse")
+
+_TOGETHER = 256 << 10  # bytes of gradients that are submitted together, because a call takes as long as half of that
 
 
 _APPLY = torch.autograd.function.BackwardCFunction.apply.__code__
@@ -41,6 +44,8 @@ class Exchange:
         self.tables: Dict[int, Table] = {}  # of the sparse tensors
         self._stages: Dict[int, Stage] = {}
         self._staged: List[Tuple[Stage, Op]] = []  # on their way from a GPU, oldest first
+        self._ready: List[Op] = []  # to submit together
+        self._ready_bytes = 0
         self._handles: List[Handle] = []
         self._landing: List[Stage] = []
         self._then: List[Callable[[], None]] = []
@@ -74,13 +79,21 @@ class Exchange:
         self.tables.update((n, Table(self.session, n, t)) for n, (_, t) in zip(numbers, named) if id(t) in sparse)
         return numbers
 
-    def start(self, kind: int, items: Sequence[Tuple[int, torch.Tensor]], then: Optional[Callable[[], None]] = None) -> None:
-        """Starts operations in place on dense tensors, the first with the highest priority; drain calls then when all are done."""
+    def start(
+        self,
+        kind: int,
+        items: Sequence[Tuple[int, torch.Tensor]],
+        then: Optional[Callable[[], None]] = None,
+        gather: bool = False,
+    ) -> None:
+        """Starts operations in place on dense tensors, the first with the highest priority; drain calls then when all are done.
+
+        With gather, few bytes wait for more of this backward, or its end.
+        """
         if any(number in self._active for number, _ in items):
             self.drain()  # of a backward that an error ended
         if self.nonfinite != "ignore" and kind in (_lib.PUSH, _lib.PUSHPULL):
             self._check(items)
-        ops = []
         for number, t in items:
             self._active.add(number)
             if t.is_cuda:
@@ -89,9 +102,10 @@ class Exchange:
                 self._staged.append((stage, Op(kind, number, host, host, -number, t)))
             else:
                 at = t.data_ptr()
-                ops.append(Op(kind, number, at, at, -number, t))
-        if ops:
-            self._handles.append(self.session.submit(ops))
+                self._ready.append(Op(kind, number, at, at, -number, t))
+                self._ready_bytes += t.numel() * t.element_size()
+        if not gather or self._ready_bytes >= _TOGETHER:
+            self._submit()
         if then is not None:
             self._then.append(then)
         self._launch(wait=False)
@@ -152,6 +166,8 @@ class Exchange:
         if not self._began:
             return  # each hook's callback is called, and the first has done it
         began, self._began = self._began, 0
+        if self._error is None:
+            self._submit()
         rank = self.session.rank
         _trace.span("backward, from its first gradient", rank, began)
         with _trace.timed("wait for gradients", rank):
@@ -163,8 +179,15 @@ class Exchange:
         if error is not None:
             raise error
 
+    def _submit(self) -> None:
+        ops, self._ready, self._ready_bytes = self._ready, [], 0
+        if ops:
+            self._handles.append(self.session.submit(ops))
+
     def _launch(self, wait: bool) -> None:
-        """Submits what has arrived from GPUs; with wait all of it."""
+        """Submits what has arrived from GPUs; with wait all of it, and what was to be submitted together with more."""
+        if wait:
+            self._submit()
         ops = []
         while self._staged and (wait or self._staged[0][0].lifted()):
             stage, op = self._staged.pop(0)
@@ -178,7 +201,7 @@ class Exchange:
         """Counts gradients that hold NaN or infinity, or refuses them."""
         for number, t in items:
             # The sum tells most, in one fast pass; it can itself be too large for the type.
-            if not t.is_cuda and not torch.isfinite(t.sum()) and not torch.isfinite(t).all():
+            if not t.is_cuda and not math.isfinite(t.sum()) and not torch.isfinite(t).all():
                 self.nonfinite_count += 1
                 if self.nonfinite_count == 1 and self.nonfinite == "count":
                     name, rank = self.session.names[number], self.session.rank
