@@ -357,6 +357,35 @@ func TestManyRangesAreDealtInSmallLeases(t *testing.T) {
 	}
 }
 
+func TestAWorkerThatComesAfterTheEndOfAnEpochBeginsTheNext(t *testing.T) {
+	ledger, err := NewLedger(10, 2, false, State{Epoch: 3, Cursor: 8})
+	fixed, fixedErr := NewFixed(10, []uint64{2, 3}, false, State{Epoch: 3, Cursor: 1})
+	if err != nil || fixedErr != nil {
+		t.Fatal(err, fixedErr)
+	}
+	for name, d := range map[string]Dealer{"ledger": ledger, "fixed": fixed} {
+		for worker := range 2 {
+			if _, err := d.Next(worker, 1, 3, 1); err != nil {
+				t.Error(name, err)
+			}
+		}
+		for worker := range 2 {
+			if err := d.Done(worker, 1); err != nil {
+				t.Error(name, err)
+			}
+			if worker == 1 {
+				d.Lose(worker)
+			}
+		}
+		if e := d.Epoch(1); e != 4 {
+			t.Errorf("%s: it begins epoch %d", name, e)
+		}
+		if l, err := d.Next(1, 1, 4, 1); err != nil || l.Rows() == 0 {
+			t.Errorf("%s: its first batch is %+v: %v", name, l, err)
+		}
+	}
+}
+
 func TestStatesThatCannotBeAreRefused(t *testing.T) {
 	for _, s := range []State{
 		{Cursor: 11}, {Returned: []Range{{1, 0, 2}}},

@@ -102,7 +102,10 @@ func (f *Fixed) Lose(rank int) {
 }
 
 // Epoch implements Dealer.
-func (f *Fixed) Epoch(rank int) uint64 { return f.workers[rank].next.epoch }
+func (f *Fixed) Epoch(rank int) uint64 {
+	next := f.workers[rank].next
+	return next.epoch + next.step/f.Steps()
+}
 
 // State implements Dealer. It returns an error if workers have applied different numbers of steps.
 func (f *Fixed) State() (State, error) {

@@ -22,8 +22,11 @@ type Ledger struct {
 // NewLedger returns a ledger of epochs of so many positions, which goes on from a state. Workers of synchronous training make the
 // same steps, one batch in each: an epoch ends for all with the same step. Others end it when all of it is applied.
 func NewLedger(total uint64, workers int, synchronous bool, s State) (*Ledger, error) {
-	if total == 0 || total > MaxRows || s.Cursor > total {
-		return nil, fmt.Errorf("position %d of an epoch of %d: use 1 to 2^40 rows", s.Cursor, total)
+	switch {
+	case total == 0 || total > MaxRows:
+		return nil, fmt.Errorf("%d rows: use 1 to 2^40", total)
+	case s.Cursor > total:
+		return nil, fmt.Errorf("the state is at position %d of an epoch of %d rows: it is not of this set", s.Cursor, total)
 	}
 	if !s.reachable(total) {
 		return nil, fmt.Errorf("the state is in epoch %d of %d rows, beyond what can be counted: begin anew", s.Epoch, total)
@@ -157,7 +160,12 @@ func (l *Ledger) Lose(lost int) {
 }
 
 // Epoch implements Dealer.
-func (l *Ledger) Epoch(int) uint64 { return l.epoch }
+func (l *Ledger) Epoch(int) uint64 {
+	if l.cursor == l.total && len(l.returned) == 0 && l.pending == 0 {
+		return l.epoch + 1
+	}
+	return l.epoch
+}
 
 // State implements Dealer. Leases count as returned: their gradients are not in the model that is saved with the state.
 func (l *Ledger) State() (State, error) {

@@ -343,7 +343,7 @@ func TestWrongOptionsAreNamed(t *testing.T) {
 		"favour of NaN":       func(o *data.Options) { o.Favour = math.NaN() },
 		"favour of -1":        func(o *data.Options) { o.Favour = -1 },
 		"favour of +Inf":      func(o *data.Options) { o.Favour = math.Inf(1) },
-		"an epoch of 0":       func(o *data.Options) { o.Rows = 0 },
+		"0 rows: use 1":       func(o *data.Options) { o.Rows = 0 },
 	} {
 		o := data.Options{Rows: 9, Batch: 1, Workers: 1}
 		change(&o)
