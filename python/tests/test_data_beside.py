@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import types
 import unittest
 from typing import List
 from unittest import mock
@@ -49,7 +50,7 @@ class Services(unittest.TestCase):
     def sampler(self, rank: int, workers: int, **options: object) -> Sampler:
         env = {"RACKWEAVE_RANK": str(rank), "RACKWEAVE_WORLD_SIZE": str(workers), "RACKWEAVE_TIMEOUT": "30"}
         with mock.patch.dict(os.environ, env):
-            sampler = Sampler(self.service.address, rows=ROWS, batch=8, seed=1, **options)
+            sampler = Sampler(self.service.address, rows=ROWS, seed=1, **{"batch": 8, **options})
         self.addCleanup(sampler.close)
         return sampler
 
@@ -77,6 +78,25 @@ class Services(unittest.TestCase):
                 self.assertFalse(left)
             self.assertEqual(sorted(rows), sorted([*range(ROWS), *range(ROWS)]))
 
+    def test_a_run_after_the_last_of_an_epoch_trains_on_the_next(self):
+        for epoch in range(2):
+            sampler = self.sampler(0, 1)
+            rows = [row for batch in sampler for row in (batch, sampler.done())[0]]
+            self.assertEqual((sorted(rows), sampler.epoch), (list(range(ROWS)), epoch))
+            sampler.close()
+
+    def test_a_batch_without_rows_has_as_many_as_others_and_no_weight(self):
+        first, second = (iter(self.sampler(r, 2, batch=ROWS)) for r in range(2))
+        self.assertEqual((sorted(next(first)), first.weight > 0), (list(range(ROWS)), True))
+        self.assertEqual((next(second), second.weight), (list(range(ROWS)), 0))
+
+    def test_a_trainer_whose_workers_do_not_wait_needs_a_set_of_such_workers(self):
+        for store in ("dist_async_rackweave", types.SimpleNamespace(in_step=False)):
+            trainer = types.SimpleNamespace(step=lambda: None, _kvstore_params={"kvstore": store})
+            with self.assertRaisesRegex(rackweave.ConfigError, "give the kvstore to both"):
+                self.sampler(0, 1).follow(trainer)
+            self.sampler(0, 1, asynchronous=True).follow(trainer)
+
     def test_an_earlier_run_of_a_worker_is_refused(self):
         old = self.sampler(0, 1)
         first = next(iter(old))
@@ -98,6 +118,9 @@ class Services(unittest.TestCase):
             if len(rows) >= 40:
                 break
         state = sampler.state_dict()
+        for wrong in ({}, {"hello": 1}, {**state, "set": "other"}):
+            with self.assertRaisesRegex(rackweave.ConfigError, "give what state_dict of set 'train' has returned"):
+                sampler.load_state_dict(wrong)
         sampler.close()
         other = self.sampler(0, 1, set="other")
         other.load_state_dict({**state, "set": "other"})

@@ -58,8 +58,9 @@ class _Batch:
 class Sampler:
     """An iterable of batches, each a list of row numbers. An iteration is an epoch. One thread uses it.
 
-    Where a step of a synchronous job has no rows for this worker, its batch is row 0 with a weight of 0, so that the worker takes
-    part in the step without changing its outcome.
+    Where a step of a synchronous job has no rows for this worker, its batch is the set's first rows with a weight of 0, so that the
+    worker takes part in the step without changing its gradient. What sees rows in forward alone, as batch normalization's running
+    means, sees these too.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class Sampler:
             manifest: instead of rows, a file of the service's directory that rackweave data shard has made.
             batch: rows of a batch.
             seed: of the order of each epoch.
-            deal: queue: the worker takes the next rows of the epoch's order. fixed: step and rank say which. shards: as fixed, of
-                the worker's shard in the manifest.
+            deal: queue: the worker takes the next rows of the epoch's order. fixed: step and rank say which, so an epoch has
+                len(sampler) steps, and a run repeats to the bit. shards: as fixed, of the worker's shard in the manifest.
             plain: do not spread the manifest's groups evenly over an epoch.
             balance: batch sizes follow the workers' speeds, and their sum stays.
             favour: how strongly groups with a high validation loss are favoured; 0: not at all.
@@ -204,10 +205,13 @@ class Sampler:
         self._held.append(batch)
         self._yielded += 1
         self._state.notify_all()
-        return batch.rows or [0]
+        return batch.rows or list(range(min(int(self._request["batch"]), int(self._info["rows"]))))
 
     def __len__(self) -> int:
-        """Returns the batches of an epoch, if those of all workers stay as they are."""
+        """Returns the batches of an epoch, if those of all workers stay as they are.
+
+        The workers of a queue lease ahead of each other. Near its end that can cost a few steps more.
+        """
         rows, workers = int(self._request["rows"]), self._workers
         if self._asynchronous and workers > 1:
             raise TypeError(f"set {self.name!r}: a worker's batches are not known before: fast workers take more")
@@ -273,6 +277,12 @@ class Sampler:
         if not callable(getattr(stepper, "step", None)):
             raise ConfigError(f"stepper is of type {type(stepper).__name__}: give an optimizer or a Trainer, which have step()")
         _within("batches", batches, numbers.Integral, 1, 1024)
+        store = getattr(stepper, "_kvstore_params", {}).get("kvstore")  # of a Trainer: what it was given
+        if not self._asynchronous and ("async" in store if isinstance(store, str) else getattr(store, "in_step", None) is False):
+            raise ConfigError(
+                f"the Trainer's workers do not wait for each other, and those of set {self.name!r} do: give the kvstore to both, "
+                'kv = mxnet.kv.create("dist_async_rackweave"), Trainer(…, kvstore=kv), Sampler(kv, …)'
+            )
         inner = stepper.step
         parameters = getattr(stepper, "_params", None)  # of a Trainer, whose step returns before it is made
 
@@ -326,6 +336,8 @@ class Sampler:
         """Goes on from what state_dict has returned. All workers call it, before they iterate."""
         if not isinstance(state, dict):
             raise ConfigError(f"state is of type {type(state).__name__}: give what state_dict has returned")
+        if state.get("set") != self.name:
+            raise ConfigError(f"the state is of set {state.get('set')!r}: give what state_dict of set {self.name!r} has returned")
         self._check()
         with self._state:  # a session that was not used would be taken for this one
             self._state.wait_for(lambda: not self._info or self._sent or self._error, self._timeout)
