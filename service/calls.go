@@ -116,7 +116,11 @@ func (s *Service) running(ctx context.Context, what, name string) (*job.Job, err
 	if j == nil || !job.CallerOf(ctx).Owns(j) {
 		return nil, rpc.Refuse(connect.CodePermissionDenied, "%s: no job %q has this token", what, name)
 	}
-	if state := j.State(); state != "running" {
+	switch state := j.State(); state {
+	case "running":
+	case "failed":
+		return nil, j.FailureError()
+	default:
 		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "%s: job %q is %s, not running", what, name, state)
 	}
 	return j, nil

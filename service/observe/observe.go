@@ -200,11 +200,11 @@ var codes = map[error]connect.Code{
 	aggregate.ErrNoSnapshot: connect.CodeInvalidArgument, numa.ErrNoMemory: connect.CodeResourceExhausted,
 }
 
-// refusal gives the error of a capture a code.
+// refusal gives the error of a call a code.
 func refusal(j *job.Job, err error) error {
 	switch {
 	case errors.Is(err, aggregate.ErrClosed):
-		return rpc.Refuse(connect.CodeNotFound, "capture: job %q has ended", j.Name)
+		return rpc.Refuse(connect.CodeNotFound, "job %q has ended", j.Name)
 	case j.Agg.Failure() != nil:
 		select { // the control plane may know the reason a moment later
 		case <-j.Failed:
@@ -212,6 +212,8 @@ func refusal(j *job.Job, err error) error {
 		case <-time.After(2 * job.ReasonWait):
 			return connect.NewError(connect.CodeAborted, err)
 		}
+	case j.State() == "ended":
+		return rpc.Refuse(connect.CodeNotFound, "job %q has ended", j.Name)
 	}
 	for is, code := range codes {
 		if errors.Is(err, is) {
@@ -238,7 +240,7 @@ func (s *Server) Report(ctx context.Context, r *api.ReportLossRequest) (*api.Rep
 	}
 	release, err := j.Hold()
 	if err != nil {
-		return nil, err
+		return nil, refusal(j, err)
 	}
 	defer release()
 	if g := j.Agg.Gate; g != nil { // other modes are synchronous
