@@ -27,6 +27,9 @@ const (
 	besideBody = 256 << 10
 )
 
+// leastLease is the shortest time after which a worker that does not call is lost. One that waits for its step calls every 3 s.
+const leastLease = 10 * time.Second
+
 // serveData mounts the calls that deal rows to the workers of jobs.
 func serveData(s *Service) {
 	of := func(most int64) rule { return rule{ofMember, most} }
@@ -120,6 +123,9 @@ func memberOf[Q interface{ GetIncarnation() string }](ctx context.Context, r Q) 
 		return nil, err
 	}
 	switch {
+	case len(r.GetIncarnation()) > rpc.MaxNameBytes:
+		return nil, rpc.Refuse(connect.CodeInvalidArgument, "an incarnation of %d bytes: use at most %d",
+			len(r.GetIncarnation()), rpc.MaxNameBytes)
 	case j.Spec.Part > 0:
 		return nil, rpc.Refuse(connect.CodeFailedPrecondition, "job %q: the first of its aggregators deals rows: call that one", j.Name)
 	case j.Spec.Total > j.Spec.Workers:
@@ -142,8 +148,8 @@ func memberOf[Q interface{ GetIncarnation() string }](ctx context.Context, r Q) 
 // openBeside opens what deals rows beside an aggregator.
 func openBeside(o *Options) (*data.Beside, error) {
 	timeout := cmp.Or(o.Beside.LeaseTimeout, time.Minute)
-	if timeout < time.Second {
-		return nil, fmt.Errorf("lease timeout of %v: use 1s or more", timeout)
+	if timeout < leastLease {
+		return nil, fmt.Errorf("lease timeout of %v: use %v or more", timeout, leastLease)
 	}
 	return data.NewBeside(o.DataDir, timeout, o.Beside.Journal, o.Beside.JournalBytes, o.Beside.Replay)
 }

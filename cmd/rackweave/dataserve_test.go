@@ -76,6 +76,6 @@ func TestDataServeGoesOnFromItsJournal(t *testing.T) {
 		http.DefaultClient.CloseIdleConnections()
 		stop()
 	}
-	fails(t, []string{"data", "serve", "--lease-timeout", "1ms"}, "lease timeout of 1ms: use 1s or more")
+	fails(t, []string{"data", "serve", "--lease-timeout", "1ms"}, "lease timeout of 1ms: use 10s or more")
 	fails(t, []string{"data", "serve", "--replay", filepath.Join(t.TempDir(), "none")}, "no such file")
 }
