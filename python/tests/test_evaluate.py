@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 import time
 import unittest
+from unittest import mock
 
 import numpy as np
 
 import rack
 import rackweave
+from rackweave import _evaluate
 
 SHAPES = {"weight": (300, 70), "bias": (70,), "scale": ()}
 JOB = {"job": "evaluated", "token": "secret", "timeout": 20.0}
@@ -110,6 +113,27 @@ class EvaluateTest(unittest.TestCase):
             running.finish()
             with self.assertRaisesRegex(rackweave.RefusedError, "no job here has this token"):
                 rackweave.evaluate(lambda step, parameters: None, address=a.address, **{**JOB, "timeout": 0.5})
+
+    def test_it_follows_a_job_that_goes_back_to_a_checkpoint(self) -> None:
+        asked, at = [], iter([90, None, 4, None, None])
+
+        def capture(controls: list, job: str, step: int, timeout: float) -> tuple:
+            asked.append(step)
+            now = next(at)
+            if now is None:
+                raise rackweave.WaitTimeoutError("no such step in time")
+            return now, {}
+
+        evaluate = functools.partial(rackweave.evaluate, lambda step, parameters: None, address="http://127.0.0.1:1", job="j")
+        with mock.patch.object(_evaluate, "_capture", capture):
+            with self.assertRaises(rackweave.WaitTimeoutError):
+                evaluate(steps=10)
+        self.assertEqual(asked, [0, 100, 0, 14, 0])
+
+    def test_what_a_function_may_return_is_named(self) -> None:
+        for told in ("abc", [1, 2], {}, {"los": 1.0}, {"loss": None}, {"groups": 3}, {"loss": 1.0, "groups": [None]}):
+            with self.assertRaisesRegex(rackweave.ConfigError, "for step 7: return a number, None, or a dict"):
+                _evaluate._report(mock.Mock(), "j", 7, told, 1)
 
     def test_it_takes_parameters_by_the_names_of_a_module(self) -> None:
         with rack.Aggregator() as a, tempfile.TemporaryDirectory() as folder:

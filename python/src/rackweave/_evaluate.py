@@ -14,12 +14,13 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from . import _settings
 from ._control import _END_OF_STREAM, _MOST_FRAME, _SERVICE, Control, failure_of, lost
-from .errors import Error, OutOfRangeError, RefusedError, WaitTimeoutError
+from .errors import ConfigError, Error, OutOfRangeError, RefusedError, ServerLostError, WaitTimeoutError
 
 _SILENCE = 15.0  # seconds; an aggregator that waits for a step sends a message every second
 _AGAIN = 0.2
 _AHEAD = (0, 8, 32, 128, 512)  # steps by which a try is later, where an aggregator of several has passed the one before
-_NOT_YET = ("permission_denied", "failed_precondition", "not_found")  # before the job runs and has tensors
+# Before the job runs and has tensors, or while other observers' copies take what the job may have.
+_NOT_YET = ("permission_denied", "failed_precondition", "not_found", "resource_exhausted")
 
 
 def evaluate(
@@ -69,7 +70,12 @@ def evaluate(
     while True:
         began = time.monotonic()
         try:
-            step, parameters = _capture(controls, s.job, last + steps if last else 0, s.timeout)
+            step, parameters = _capture(controls, s.job, last + steps if last and steps > 1 else 0, s.timeout)
+        except WaitTimeoutError:
+            last, before = 0, last  # the job may have gone back to a checkpoint, or have begun again
+            if not before or steps == 1:
+                raise
+            continue
         except RefusedError as e:
             if count and e.code in ("not_found", "permission_denied"):
                 return count
@@ -87,14 +93,22 @@ def evaluate(
 
 def _report(control: Control, job: str, step: int, told: Any, timeout: float) -> bool:
     """Reports a loss. Returns False if the job has ended."""
-    told = told if isinstance(told, dict) else {"loss": told}
-    groups = [float(x) for x in told.get("groups", ())]
-    loss = float(told.get("loss", math.nan))
-    said: Any = loss if math.isfinite(loss) else str(loss).replace("inf", "Infinity").replace("nan", "NaN")
     try:
-        control.call("ReportLoss", {"job": job, "step": step, "loss": said, "groupLosses": groups}, timeout)
+        said = told if isinstance(told, dict) else {"loss": told}
+        if not said or not said.keys() <= {"loss", "groups"}:
+            raise TypeError
+        groups = [float(x) for x in said.get("groups", ())]
+        loss = float(said.get("loss", math.nan))
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"function returned {told!r:.100} for step {step}: return a number, None, or a dict of loss, a number, groups, a list, "
+            "or both"
+        ) from None
+    number: Any = loss if math.isfinite(loss) else str(loss).replace("inf", "Infinity").replace("nan", "NaN")
+    try:
+        control.call("ReportLoss", {"job": job, "step": step, "loss": number, "groupLosses": groups}, timeout)
     except RefusedError as e:
-        if e.code not in ("permission_denied", "failed_precondition"):
+        if e.code not in ("permission_denied", "failed_precondition", "not_found"):
             raise
         return False
     return True
@@ -177,6 +191,10 @@ def _messages(control: Control, request: Dict[str, Any]) -> Iterator[Dict[str, A
         raise
     except socket.timeout:
         raise WaitTimeoutError(f"Capture: the aggregator at {control.address} is silent for {_SILENCE:g} s") from None
+    except http.client.IncompleteRead:
+        raise ServerLostError(
+            f"Capture: the aggregator at {control.address} ended it: was this process suspended? Readers that read nothing are cut off"
+        ) from None
     except (OSError, http.client.HTTPException) as e:
         raise lost(e, f"Capture: the connection to the aggregator at {control.address} broke: {e}") from None
     finally:

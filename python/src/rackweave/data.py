@@ -114,15 +114,16 @@ class Sampler:
         except ValueError:
             raise ConfigError(f"digest is {digest!r}: use hexadecimal digits, as rackweave data shard prints them") from None
         self._request: Dict[str, Any] = {
-            "set": set, "manifest": manifest, "rows": str(rows), "digest": digest, "seed": str(seed), "deal": deal, "plain": plain,
+            "manifest": manifest, "rows": str(rows), "digest": digest, "seed": str(seed), "deal": deal, "plain": plain,
             "batch": int(batch), "balance": balance, "favour": float(favour),
         }  # fmt: skip
         self._session: Optional[Session] = None
+        self._reader = {"set": set, "incarnation": uuid.uuid4().hex}
+        self._request.update(self._reader)
         if isinstance(at, str):
             s = _settings.read(address=at)
             self._control, self._timeout = Control(s.address, s.ca, s.token, s.insecure), s.timeout
-            run = {"job": s.job, "rank": s.rank, "workers": s.world_size, "incarnation": uuid.uuid4().hex}
-            self._request.update(run, asynchronous=asynchronous)
+            self._request.update(job=s.job, rank=s.rank, workers=s.world_size, asynchronous=asynchronous)
             self._workers, self._asynchronous = s.world_size, asynchronous
         else:
             self._session = _session(at)
@@ -183,7 +184,10 @@ class Sampler:
             with self._state:
                 left = until - time.monotonic()
                 if not self._state.wait_for(lambda: self._leased or self._error or (self._dry and self._held), left):
-                    raise WaitTimeoutError(f"set {self.name!r}: no batch within {self._timeout:g} s: other workers hold the rest")
+                    raise WaitTimeoutError(
+                        f"set {self.name!r}: no batch within {self._timeout:g} s: other workers hold the rest of the epoch: "
+                        "rackweave data status shows how far each is; if one hangs, end it, and its rows are dealt again"
+                    )
                 if self._leased and not self._leased[0].end:
                     return self._take(self._leased.popleft())
                 if self._leased:
@@ -330,7 +334,7 @@ class Sampler:
         """Returns how far the workers are, for a checkpoint of their own. Call it between steps, at all after the same one."""
         self._begin()
         self.flush()
-        return dict(self._call("State", {"set": self.name}, self._run).get("state", {}))
+        return dict(self._call("State", self._reader, self._run).get("state", {}))
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Goes on from what state_dict has returned. All workers call it, before they iterate."""
@@ -433,7 +437,7 @@ class Sampler:
         """Makes a call of Next, which reports what is done."""
         with self._state:
             done, seconds = self._done, self._seconds
-        answer = self._call("Next", {"set": self.name, "done": str(done), "seconds": seconds, **request}, run)
+        answer = self._call("Next", {**self._reader, "done": str(done), "seconds": seconds, **request}, run)
         with self._state:
             if run == self._run:
                 self._reported = max(self._reported, done)
