@@ -24,17 +24,23 @@ func openCSV(file io.ReaderAt, size int64, tabs bool) (f format, err error) {
 	if err != nil {
 		return f, unusable("the line with the names of the columns: %v", err)
 	}
-	numbers := 0
+	numbers, seen := 0, map[string]bool{}
 	for i, name := range names {
 		if i == 0 {
 			name = strings.TrimPrefix(name, "\ufeff")
 		}
-		if strings.ContainsRune(name, 0) {
+		switch {
+		case strings.ContainsRune(name, 0):
 			return f, unusable("%.40q is not the first line of CSV; NPZ and Parquet are read too", name)
+		case len(names) == 1 && strings.ContainsAny(name, ";\t"):
+			return f, unusable("the first line, %.40q, has no comma: separate columns by commas, or by tabs in a .tsv file", name)
+		case seen[name]:
+			return f, unusable("the first line names several columns %q: rename one", name)
 		}
 		if _, err := strconv.ParseFloat(name, 64); err == nil {
 			numbers++
 		}
+		seen[name] = name != "" // a file may have columns without a name
 		f.columns = append(f.columns, column{name: name, width: 1})
 	}
 	if numbers == len(names) {
@@ -72,7 +78,7 @@ func (f *field) numbers(to []float64) (err error) {
 	if to[0], err = strconv.ParseFloat(text, 64); text == "" {
 		return errors.New("it is empty: fill it or leave the row out")
 	} else if err != nil {
-		return fmt.Errorf("%.40q is not a number: name the features without the column", text)
+		return fmt.Errorf("%.40q is %w", text, ErrNumber)
 	}
 	return nil
 }

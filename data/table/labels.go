@@ -25,7 +25,7 @@ func ReadLabels(path string, f func(labels []string) error) error {
 		if err != nil {
 			return t.named(err)
 		}
-		t.format = stored([]column{{"group", a.h.Shape[0], 1}}, func(int) (cursor, error) { return a, nil })
+		t.format = stored([]column{{name: "group", rows: a.h.Shape[0], width: 1}}, func(int) (cursor, error) { return a, nil })
 	} else {
 		t.format = lines(r)
 	}

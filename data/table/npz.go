@@ -79,7 +79,7 @@ func (a *array) column(name string) (column, error) {
 	if row.Elems() > maxWidth {
 		return column{}, unusable("array %q has %d numbers a row: at most %d", name, row.Elems(), maxWidth)
 	}
-	return column{name, a.h.Shape[0], int(row.Elems())}, nil
+	return column{name: name, rows: a.h.Shape[0], width: int(row.Elems())}, nil
 }
 
 // next returns the bytes of the next elements.
@@ -108,8 +108,10 @@ var decoders = map[string]func(binary.ByteOrder, []byte) float64{
 
 func (a *array) numbers(to []float64) error {
 	switch {
+	case a.h.Kind == 'O':
+		return errors.New("it is an array of objects: save numbers or fixed-width strings")
 	case a.decode == nil:
-		return fmt.Errorf("elements of type %c%d are not integers, f4 or f8: convert them, or name other columns", a.h.Kind, a.h.Size)
+		return fmt.Errorf("an element of type %c%d is %w that is read (integers, f4 and f8 are): convert it", a.h.Kind, a.h.Size, ErrNumber)
 	case a.h.Fortran && len(to) > 1:
 		return errors.New("it lies column by column: numpy.ascontiguousarray turns it")
 	}

@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/parquet-go/parquet-go"
+	schema "github.com/parquet-go/parquet-go/format"
 )
 
 func openParquet(file io.ReaderAt, size int64) (f format, err error) {
@@ -20,15 +22,20 @@ func openParquet(file io.ReaderAt, size int64) (f format, err error) {
 	}
 	var columns []column
 	var places []int
+	leaves := slices.DeleteFunc(slices.Clone(p.Metadata().Schema), func(e schema.SchemaElement) bool { return !e.Type.Valid })
 	for _, path := range p.Schema().Columns() {
-		leaf, ok := p.Schema().Lookup(path...)
-		if ok && leaf.MaxRepetitionLevel == 0 { // others are lists, of any length in each row
-			columns = append(columns, column{strings.Join(path, "."), uint64(p.NumRows()), 1})
-			places = append(places, leaf.ColumnIndex)
+		if leaf, ok := p.Schema().Lookup(path...); ok {
+			c, kind := column{strings.Join(path, "."), uint64(p.NumRows()), 1, ""}, leaves[leaf.ColumnIndex].LogicalType.String()
+			if leaf.MaxRepetitionLevel > 0 { // of any length in each row
+				c.width, c.opaque = 0, "list"
+			} else if leaf.Node.Type().Kind() >= parquet.ByteArray && !slices.Contains([]string{"", "STRING", "ENUM", "JSON"}, kind) {
+				c.opaque = kind // of bytes that are neither text nor a number here, such as float16
+			}
+			columns, places = append(columns, c), append(places, leaf.ColumnIndex)
 		}
 	}
 	if len(places) == 0 {
-		return f, unusable("Parquet without a column of single values")
+		return f, unusable("Parquet without a column")
 	}
 	return stored(columns, func(c int) (cursor, error) { return &leaf{groups: p.RowGroups(), place: places[c]}, nil }), nil
 }
@@ -115,7 +122,7 @@ func (l *leaf) numbers(to []float64) error {
 	case parquet.Double:
 		to[0] = v.Double()
 	default:
-		return fmt.Errorf("%.40q is not a number: name the features without the column", v.String())
+		return fmt.Errorf("%.40q is %w", v.String(), ErrNumber)
 	}
 	return nil
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/rackweave/rackweave/data/npy"
 )
 
-// ErrInput is wrapped by errors about what stands in a file.
-var ErrInput = errors.New("unusable input")
+// ErrInput is wrapped by errors about what stands in a file, and ErrNumber by those about a feature that is text.
+var ErrInput, ErrNumber = errors.New("unusable input"), errors.New("not a number")
 
 func unusable(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", ErrInput, fmt.Errorf(format, args...))
@@ -60,9 +60,10 @@ type format struct {
 
 // column is a column of a file, or an array.
 type column struct {
-	name  string
-	rows  uint64 // 0 if unknown; it is the same for all columns then
-	width int    // numbers of a row
+	name   string
+	rows   uint64 // 0 if unknown; it is the same for all columns then
+	width  int    // numbers of a row; 0 of lists
+	opaque string // its type, if that cannot be read
 }
 
 // cursor reads a column's value in the present row, once. It holds memory alone, and needs no close.
@@ -173,7 +174,8 @@ func (t *Table) Unchanged() error {
 
 // Rows are the values of some columns in all rows.
 type Rows struct {
-	Width  int // numbers of a row
+	Width  int      // numbers of a row
+	Others []string // columns that are not features, because they have not as many rows as the label
 	table  *Table
 	chosen []int // columns, the label first
 	label  bool
@@ -200,17 +202,22 @@ func (r *Rows) choose(want Want) error {
 		}
 		r.chosen = append(r.chosen, c)
 	}
-	if r.label && all[r.chosen[0]].width != 1 {
-		return unusable("the label %q has %d values a row: name one with a single value", want.Label, all[r.chosen[0]].width)
-	}
 	for c := range all {
-		beside := !r.label || c != r.chosen[0] && all[c].rows == all[r.chosen[0]].rows
-		if want.Features && want.Columns == nil && beside || !want.Features && !r.label {
+		beside := all[c].width > 0
+		if r.label && want.Columns == nil && all[c].rows != all[r.chosen[0]].rows {
+			beside, r.Others = false, append(r.Others, fmt.Sprintf("%q has %d rows", all[c].name, all[c].rows))
+		}
+		if want.Features && want.Columns == nil && beside && (!r.label || c != r.chosen[0]) || !want.Features && !r.label {
 			r.chosen = append(r.chosen, c)
 		}
 	}
 	for i, c := range r.chosen {
-		if a, b := all[c], all[r.chosen[0]]; a.rows != b.rows {
+		switch a, b := all[c], all[r.chosen[0]]; {
+		case a.opaque != "" && (r.label || want.Features):
+			return unusable("column %q is of type %s: convert it, or name others", a.name, a.opaque)
+		case i == 0 && r.label && a.width != 1:
+			return unusable("the label %q has %d values a row: name one with a single value", want.Label, a.width)
+		case a.rows != b.rows:
 			return unusable("%q has %d rows, and %q %d: name a label, or features with the same number", a.name, a.rows, b.name, b.rows)
 		}
 		if want.Features && (i > 0 || !r.label) {
@@ -218,7 +225,7 @@ func (r *Rows) choose(want Want) error {
 		}
 	}
 	if want.Features && r.Width == 0 {
-		return unusable("no columns beside the label: there is nothing to look at")
+		return unusable("%s", strings.Join(append([]string{"no columns beside the label that have its rows"}, r.Others...), "; "))
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/parquet-go/parquet-go"
+	schema "github.com/parquet-go/parquet-go/format"
 	"pgregory.net/rapid"
 
 	"github.com/rackweave/rackweave/data/npy"
@@ -216,6 +217,53 @@ func TestArraysOfAllTypesAreRead(t *testing.T) {
 	}
 }
 
+// half is the type of float16.
+type half struct{ parquet.Type }
+
+func (half) LogicalType() *schema.LogicalType {
+	return &schema.LogicalType{Value: &schema.Float16Type{}}
+}
+
+// parquetOfOpaque has columns whose bytes are neither text nor numbers, and one of numbers.
+func parquetOfOpaque() []byte {
+	var b bytes.Buffer
+	two, nine := parquet.FixedLenByteArrayType(2), parquet.FixedLenByteArrayType(9)
+	w := parquet.NewWriter(&b, parquet.NewSchema("rows", parquet.Group{
+		"half": parquet.Leaf(half{two}), "price": parquet.Decimal(2, 20, nine), "tags": parquet.Repeated(parquet.String()),
+		"x": parquet.Leaf(parquet.DoubleType),
+	}))
+	row := parquet.Row{parquet.FixedLenByteArrayValue([]byte("\x00<")).Level(0, 0, 0),
+		parquet.FixedLenByteArrayValue(make([]byte, 9)).Level(0, 0, 1), parquet.ByteArrayValue([]byte("a")).Level(0, 1, 2),
+		parquet.DoubleValue(1).Level(0, 0, 3)}
+	if _, err := w.WriteRows([]parquet.Row{row}); err != nil {
+		panic(err)
+	}
+	if err := w.Close(); err != nil {
+		panic(err)
+	}
+	return b.Bytes()
+}
+
+// Columns that cannot be read do not hinder those that can.
+func TestColumnsBesideOpaqueOnesAreRead(t *testing.T) {
+	f, err := open(t, t.TempDir(), "in.parquet", parquetOfOpaque())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, want := range []Want{{}, {Label: "x"}, {Features: true, Columns: []string{"x"}}} {
+		rows := 0
+		if err := f.read(want, func(b *Batch) error { rows += b.Rows; return nil }); err != nil || rows != 1 {
+			t.Errorf("%+v: %d rows: %v", want, rows, err)
+		}
+	}
+	f, err = open(t, t.TempDir(), "in.csv", []byte("x,,\n1,2,3\n")) // columns without a name
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+}
+
 func TestUnusableInputsAreNamed(t *testing.T) {
 	rows := []row{{1, "a", 2}, {3, "b", 4}, {5, "a", 6}}
 	nan := slices.Clone(rows)
@@ -225,6 +273,7 @@ func TestUnusableInputsAreNamed(t *testing.T) {
 	fortran.Fortran = true
 	both := Want{Label: "label", Features: true}
 	long := strings.Repeat("long", 100)
+	opaque := parquetOfOpaque()
 	for _, c := range []struct {
 		name string
 		raw  []byte
@@ -238,7 +287,9 @@ func TestUnusableInputsAreNamed(t *testing.T) {
 		{"other.csv", csvOf(rows), Want{Label: "labels"}, []string{`"labels"`, `did you mean "label"`, "x, label, n"}},
 		{"other.npz", npzOfRows(zip.Store, rows), Want{Label: "Label"}, []string{`did you mean "label"`, "x, label, other, n"}},
 		{"other.parquet", parquetOf(rows), Want{Features: true, Columns: []string{"m"}}, []string{`no column "m"`, "x, label, n"}},
-		{"twice.csv", []byte("x,x\n1,2\n"), Want{Label: "x"}, []string{`several columns "x"`}},
+		{"twice.csv", []byte("x,x\n1,2\n"), Want{}, []string{`the first line names several columns "x"`}},
+		{"semicolons.csv", []byte("x;label\n1;2\n"), both, []string{`"x;label", has no comma`, "tabs in a .tsv file"}},
+		{"tabs.csv", []byte("x\tlabel\n1\t2\n"), both, []string{"tabs in a .tsv file"}},
 		{"ragged.csv", []byte("x,label\n1,2\n3\n"), both, []string{"line 3 has 1 fields"}},
 		{"quote.csv", []byte("x,label\n1,\"2\n"), both, []string{"line 2"}},
 		{"text.csv", []byte("x,label\n1,2\n?,2\n"), both, []string{`row 1, column "x": "?" is not a number`}},
@@ -255,6 +306,14 @@ func TestUnusableInputsAreNamed(t *testing.T) {
 		{"text.npz", npzOfRows(zip.Store, rows), Want{Features: true, Columns: []string{"label"}}, []string{"type S5"}},
 		{"rows.npz", npzOfRows(zip.Store, rows), Want{}, []string{`"other" has 4 rows, and "x" 3`}},
 		{"alone.npz", npzOf(zip.Store, member{"label", i64(1), []int64{1}}), both, []string{"no columns beside the label"}},
+		{"others.npz", npzOf(zip.Store, member{"label", i64(1), []int64{1}}, member{"x", i64(2), []int64{1, 2}}), both,
+			[]string{`no columns beside the label that have its rows; "x" has 2 rows`}},
+		{"objects.npz", npzOf(zip.Store, member{"label", npy.Header{Order: '|', Kind: 'O', Shape: []uint64{1}}, []byte{1}}), Want{Label: "label"},
+			[]string{`column "label": it is an array of objects: save numbers or fixed-width strings`}},
+		{"half.parquet", opaque, Want{Label: "half"}, []string{`column "half" is of type FLOAT16: convert it`}},
+		{"decimal.parquet", opaque, Want{Features: true, Columns: []string{"price"}}, []string{`"price" is of type DECIMAL(20,2)`}},
+		{"every.parquet", opaque, Want{Features: true}, []string{`column "half" is of type FLOAT16`}},
+		{"list.parquet", opaque, Want{Label: "tags"}, []string{`column "tags" is of type list`}},
 		{"wide.npz", npzOf(zip.Store, member{"label", i64(1, 2), []int64{1, 2}}), both, []string{"2 values a row"}},
 		{"turned.npz", npzOf(zip.Store, member{"x", fortran, make([]int64, 4)}), Want{Features: true}, []string{"ascontiguousarray"}},
 		{"short.npz", npzOf(zip.Store, member{"x", i64(9), make([]int64, 8)}), Want{Features: true}, []string{`row 8, column "x": the file ends here`}},
