@@ -36,11 +36,10 @@ func dataCommand() *cobra.Command {
 
 // shardFlags choose a division of rows.
 type shardFlags struct {
-	h        manifest.Header
-	out      string
-	groups   string
-	features []string
-	k, pca   int
+	h                manifest.Header
+	out, groups      string
+	features, others []string // others have not as many rows as the label
+	k, pca           int
 }
 
 func dataShardCommand() *cobra.Command {
@@ -65,6 +64,9 @@ Memory does not grow with the number of rows. The first row has number 0.`,
   rackweave data shard train.csv --workers 4 --groups clusters.txt --out train.manifest --json`,
 		Args: oneArg("INPUT"),
 	}, func(cmd *cobra.Command, args []string) (any, func(io.Writer), error) {
+		if !cmd.Flags().Changed("workers") {
+			return nil, nil, fmt.Errorf("--workers is missing: give the number of workers, 1 to %d", manifest.MaxWorkers)
+		}
 		if f.out == "" {
 			f.out = args[0] + ".manifest"
 		}
@@ -76,6 +78,9 @@ Memory does not grow with the number of rows. The first row has number 0.`,
 		err := f.shard(args[0], step)
 		if end(); err != nil {
 			return nil, nil, err
+		}
+		if len(f.others) > 0 {
+			fmt.Fprintf(cmd.ErrOrStderr(), "left out, for the label %q has %d rows: %s\n", f.h.Label, f.h.Rows, strings.Join(f.others, ", "))
 		}
 		return showManifest(f.out, false)
 	})
@@ -99,10 +104,15 @@ func (f *shardFlags) shard(input string, step func(stage string, done float64) e
 		return fmt.Errorf("--workers %d: give the number of workers, 1 to %d", f.h.Workers, manifest.MaxWorkers)
 	}
 	if err := f.h.CheckHow(); err != nil {
-		return err
+		return fmt.Errorf("--%w", err)
 	}
-	if f.h.How == "stratified" && f.h.Label == "" && f.groups == "" {
+	switch {
+	case f.h.How == "stratified" && f.h.Label == "" && f.groups == "":
 		return errors.New("--how stratified without groups: give --label COLUMN, or --groups FILE")
+	case f.h.Label != "" && f.groups != "":
+		return fmt.Errorf("--label %s and --groups %s: both name the groups: give one", f.h.Label, f.groups)
+	case (f.k != 0 || f.pca != 0 || f.features != nil) && (f.h.How != "aware" || f.groups != ""):
+		return errors.New("--k, --pca and --features choose the groups of --how aware without --groups: leave them out")
 	}
 	for _, read := range []string{input, f.groups} {
 		a, aErr := os.Stat(read)
@@ -148,6 +158,7 @@ func (d *division) read(stage string, want table.Want, f func(*table.Batch) erro
 	if err != nil {
 		return err
 	}
+	d.others = rows.Others
 	return rows.Read(func(b *table.Batch) error { return cmp.Or(f(b), d.step(stage, b.Done)) })
 }
 
@@ -164,6 +175,10 @@ func (d *division) id(name string) int {
 // add adds rows to the manifest, by the names of their groups.
 func (d *division) add(names []string) error {
 	for _, name := range names {
+		if d.id(name) == manifest.MaxGroups {
+			return fmt.Errorf("%s has more than %d values: name a column of classes", cmp.Or(d.groups, "--label "+d.h.Label),
+				manifest.MaxGroups)
+		}
 		if err := d.to.Add(d.id(name)); err != nil {
 			return err
 		}
@@ -203,7 +218,7 @@ func (d *division) cluster() error {
 				d.id(l)
 			}
 			if len(d.names) > cluster.MaxK/2 {
-				return fmt.Errorf("%q has more than %d values: give --k", d.h.Label, cluster.MaxK/2)
+				return fmt.Errorf("--label %s has more than %d values: give --k", d.h.Label, cluster.MaxK/2)
 			}
 			return nil
 		})
@@ -223,6 +238,9 @@ func (d *division) cluster() error {
 		return d.read(fmt.Sprintf("look, pass %d of 3", pass), want, func(b *table.Batch) error { return f(b.X) })
 	}
 	d.h.Axes, err = cluster.Divide(rows, all.Width, cluster.Config{K: d.k, Axes: d.pca, Seed: d.h.Seed, Step: d.step}, d.to.Add)
+	if errors.Is(err, table.ErrNumber) {
+		err = fmt.Errorf("%w: leave the column out of --features", err)
+	}
 	d.names = nil
 	for g := range d.k {
 		d.names = append(d.names, strconv.Itoa(g))

@@ -131,6 +131,11 @@ func TestInputsThatCannotBeDividedAreNamed(t *testing.T) {
 	in := file(t, "in.csv", threes(9))
 	groups := file(t, "groups.txt", "a\nb\n")
 	nan := file(t, "nan.csv", "class,x\na,1\nb,nan\n")
+	var numbers strings.Builder
+	for i := range 70000 {
+		fmt.Fprintln(&numbers, i)
+	}
+	many := file(t, "many.csv", "n\n"+numbers.String())
 	ragged := file(t, "ragged.csv", "class,x\na,1\nb\n")
 	parquetFile := parquetOf(t, t.TempDir(), 100)
 	whole, err := os.ReadFile(parquetFile)
@@ -144,14 +149,22 @@ func TestInputsThatCannotBeDividedAreNamed(t *testing.T) {
 	}{
 		{in + " --workers 2 --label klass", []string{`no column "klass"`, `"class"`, "class, x, y"}},
 		{in + " --workers 10 --label class", []string{"10 workers for 9 rows"}},
-		{in + " --label class", []string{"--workers 0"}},
+		{in + " --label class", []string{"--workers is missing", "1 to 65535"}},
+		{in + " --label class --workers 0", []string{"--workers 0"}},
 		{in + " --workers 2", []string{"--label COLUMN"}},
-		{in + " --workers 2 --how even", []string{`"even"`, "stratified or aware"}},
-		{in + " --workers 2 --how mod --start last", []string{`"last"`, "rotate or first"}},
+		{in + " --workers 2 --how even", []string{`--how "even"`, "stratified or aware"}},
+		{in + " --workers 2 --how mod --start last", []string{`--start "last"`, "rotate or first"}},
 		{in + " --workers 2 --how aware", []string{"--k"}},
-		{in + " --workers 2 --how aware --k 10 --features x", []string{"10 groups of 9 rows"}},
+		{in + " --workers 2 --how aware --k 10 --features x", []string{"10 groups of 9 rows: use 1 to 9"}},
+		{in + " --workers 2 --how aware --k 2 --pca 3 --label class", []string{"3 principal axes of 2 features: use 1 to 2"}},
+		{in + " --workers 2 --label class --k 2", []string{"--k, --pca and --features", "--how aware"}},
+		{in + " --workers 2 --how aware --groups " + groups + " --features x", []string{"--features", "without --groups"}},
+		{in + " --workers 2 --label class --groups " + groups, []string{"--label class and --groups " + groups, "give one"}},
+		{many + " --workers 2 --label n", []string{"--label n has more than 65536 values: name a column of classes"}},
+		{many + " --workers 2 --how aware --label n", []string{"--label n has more than 2048 values: give --k"}},
+		{in + " --workers 2 --label class --out none/m", []string{"--out", "no folder none: make it first"}},
 		{in + " --workers 2 --how aware --k -1 --features x", []string{"-1 groups"}},
-		{in + " --workers 2 --how aware --k 2", []string{`row 0, column "class"`, "not a number"}},
+		{in + " --workers 2 --how aware --k 2", []string{`row 0, column "class"`, "not a number", "leave the column out of --features"}},
 		{in + " --workers 2 --groups " + groups, []string{"2 rows", "9 rows"}},
 		{in + " --workers 2 --label class --out " + in, []string{"--out " + in}},
 		{in + " --workers 2 --label class --out " + filepath.Dir(in), []string{"--out", "not a regular file", "drwx"}},
@@ -167,6 +180,43 @@ func TestInputsThatCannotBeDividedAreNamed(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Dir(in) + "/*"); len(left) != 1 {
 		t.Errorf("files are left: %v", left)
 	}
+}
+
+// Arrays that have not as many rows as the label are named, beside what is printed.
+func TestArraysOfOtherRowsAreNamed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "in.npz")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	z := zip.NewWriter(f)
+	for name, rows := range map[string]int{"y": 3, "x": 3, "z": 5} {
+		w, err := z.Create(name + ".npy")
+		if err != nil {
+			t.Fatal(err)
+		}
+		head := fmt.Sprintf("{'descr': '|u1', 'fortran_order': False, 'shape': (%d,), }", rows)
+		fmt.Fprintf(w, "\x93NUMPY\x01\x00%c%c%s%s", len(head), 0, head, make([]byte, rows))
+	}
+	if err := errors.Join(z.Close(), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ args, want string }{
+		{"--label y", "left out, for the label \"y\" has 3 rows: \"z\" has 5 rows\n"},
+		{"--label y --how aware --k 1", "left out, for the label \"y\" has 3 rows: \"z\" has 5 rows\n"},
+		{"--label y --how aware --k 1 --features x", ""},
+	} {
+		var out, errs bytes.Buffer
+		cmd := root()
+		cmd.SetOut(&out)
+		cmd.SetErr(&errs)
+		cmd.SetArgs(append([]string{"data", "shard", path, "--workers", "2", "--json"}, strings.Fields(c.args)...))
+		if err := cmd.ExecuteContext(t.Context()); err != nil || errs.String() != c.want || !json.Valid(out.Bytes()) {
+			t.Errorf("%s: %q, not %q: %v\n%s", c.args, errs.String(), c.want, err, out.String())
+		}
+	}
+	fails(t, strings.Fields("data shard "+path+" --workers 2 --how aware --k 1 --label z"), "no columns beside the label",
+		`"x" has 3 rows`, `"y" has 3 rows`)
 }
 
 func TestAnInterruptedShardLeavesNothing(t *testing.T) {

@@ -48,7 +48,7 @@ func Divide(rows Rows, width int, cfg Config, f func(group int) error) (axes int
 	case width < 1 || width > MaxFeatures:
 		return 0, fmt.Errorf("%d features: at most %d. Name fewer, or make groups elsewhere and give them by --groups", width, MaxFeatures)
 	case cfg.Axes < 0 || cfg.Axes > min(width, MaxAxes):
-		return 0, fmt.Errorf("%d principal axes of %d features: use at most as many, and at most %d", cfg.Axes, width, MaxAxes)
+		return 0, fmt.Errorf("%d principal axes of %d features: use 1 to %d", cfg.Axes, width, min(width, MaxAxes))
 	}
 	return divide(rows, width, cfg, min(sampleRows, sampleBytes/8/width), f)
 }
@@ -72,7 +72,7 @@ func divide(rows Rows, width int, cfg Config, most int, f func(group int) error)
 		return nil
 	})
 	if err == nil && uint64(cfg.K) > all {
-		err = fmt.Errorf("%d groups of %d rows: use at most as many", cfg.K, all)
+		err = fmt.Errorf("%d groups of %d rows: use 1 to %[2]d", cfg.K, all)
 	}
 	if err != nil {
 		return 0, err

@@ -263,9 +263,10 @@ func TestGroupsThatCannotBeAreRefused(t *testing.T) {
 		cfg   Config
 		want  string
 	}{
-		{five, 1, Config{K: 6}, "6 groups of 5 rows"}, {five, 1, Config{K: 0}, "0 groups"}, {five, 1, Config{K: -1}, "-1 groups"},
+		{five, 1, Config{K: 6}, "6 groups of 5 rows: use 1 to 5"},
+		{five, 1, Config{K: 0}, "0 groups"}, {five, 1, Config{K: -1}, "-1 groups"},
 		{five, 1, Config{K: MaxK + 1}, "use 1 to 4096"}, {five, MaxFeatures + 1, Config{K: 1}, "4097 features: at most 4096"},
-		{five, 1, Config{K: 1, Axes: 2}, "2 principal axes of 1"},
+		{five, 1, Config{K: 1, Axes: 2}, "2 principal axes of 1 features: use 1 to 1"},
 		{func(func([]float64) error) error { return stop }, 1, Config{K: 1}, "stop"},
 		{rowsOf([]float64{1e200, -1e200, 3, 1}, 2, 2), 2, Config{K: 1}, "too large"},
 	} {

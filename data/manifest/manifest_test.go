@@ -286,7 +286,7 @@ func TestDivisionsThatCannotBeLeaveWhatWasThere(t *testing.T) {
 		"6 workers for 5 rows":      {How: "random", Start: "rotate", Workers: 6},
 		"0 workers":                 {How: "mod", Start: "rotate"},
 		"at most 65535 workers":     {How: "mod", Start: "rotate", Workers: 1 << 16},
-		`a division "sorted"`:       {How: "sorted", Start: "rotate", Workers: 2},
+		`how "sorted"`:              {How: "sorted", Start: "rotate", Workers: 2},
 		`start "last"`:              {How: "random", Start: "last", Workers: 2},
 		"without a row":             {How: "random", Start: "rotate", Workers: 1},
 		`Is "id" a column of class`: {How: "stratified", Start: "rotate", Workers: 65535, Label: "id"},
@@ -365,6 +365,10 @@ func TestWriterRefusesWhatIsNotARegularFile(t *testing.T) {
 	pipe, link := filepath.Join(dir, "pipe"), filepath.Join(dir, "link")
 	if err := errors.Join(unix.Mkfifo(pipe, 0o600), os.Symlink(pipe, link)); err != nil {
 		t.Fatal(err)
+	}
+	_, err := NewWriter(filepath.Join(dir, "none", "m"))
+	if err == nil || !strings.HasSuffix(err.Error(), dir+"/none: make it first") {
+		t.Errorf("a folder that is missing: %v", err)
 	}
 	for _, path := range []string{pipe, link, dir} {
 		if _, err := NewWriter(path); err == nil || !strings.Contains(err.Error(), path+" exists, and is not a regular file") {

@@ -57,7 +57,9 @@ func NewWriter(path string) (*Writer, error) {
 // scratch opens a file that has no name: the kernel frees it with the process. TMPDIR may be small, so it lies by the manifest.
 func (w *Writer) scratch() (*os.File, error) {
 	f, err := os.CreateTemp(filepath.Dir(w.path), ".rackweave-shard-")
-	if err != nil {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("manifest %s: no folder %s: make it first", w.path, filepath.Dir(w.path))
+	} else if err != nil {
 		return nil, fmt.Errorf("a temporary file beside the manifest: %w", err)
 	}
 	return f, os.Remove(f.Name())
@@ -146,13 +148,13 @@ func natural(a, b string) int {
 
 var starts = map[string]data.Start{"rotate": data.Rotate, "first": data.First}
 
-// CheckHow checks How and Start.
+// CheckHow checks How and Start. Its errors begin with the name of the one or the other.
 func (h *Header) CheckHow() error {
 	if _, ok := starts[h.Start]; !ok {
 		return fmt.Errorf("start %q: use rotate or first", h.Start)
 	}
 	if !slices.Contains([]string{"random", "mod", "stratified", "aware"}, h.How) {
-		return fmt.Errorf("a division %q: use random, mod, stratified or aware", h.How)
+		return fmt.Errorf("how %q: use random, mod, stratified or aware", h.How)
 	}
 	return nil
 }
