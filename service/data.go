@@ -27,8 +27,8 @@ const (
 	besideBody = 256 << 10
 )
 
-// leastLease is the shortest time after which a worker that does not call is lost. One that waits for its step calls every 3 s.
-const leastLease = 10 * time.Second
+// LeastLease is the shortest time after which a worker that does not call is lost. One that waits for its step calls every 3 s.
+const LeastLease = 10 * time.Second
 
 // serveData mounts the calls that deal rows to the workers of jobs.
 func serveData(s *Service) {
@@ -148,8 +148,8 @@ func memberOf[Q interface{ GetIncarnation() string }](ctx context.Context, r Q) 
 // openBeside opens what deals rows beside an aggregator.
 func openBeside(o *Options) (*data.Beside, error) {
 	timeout := cmp.Or(o.Beside.LeaseTimeout, time.Minute)
-	if timeout < leastLease {
-		return nil, fmt.Errorf("lease timeout of %v: use %v or more", timeout, leastLease)
+	if timeout < LeastLease {
+		return nil, fmt.Errorf("lease timeout of %v: use %v or more", timeout, LeastLease)
 	}
 	return data.NewBeside(o.DataDir, timeout, o.Beside.Journal, o.Beside.JournalBytes, o.Beside.Replay)
 }

@@ -121,6 +121,9 @@ func (o *Options) complete() error {
 			return fmt.Errorf("at most %d %s: use 0 or more", n.value, n.what)
 		}
 	}
+	if _, err := os.Stat(o.DataDir + "/."); o.DataDir != "" && err != nil {
+		return fmt.Errorf("--data-dir %s: %w: name the folder of manifests, or make it", o.DataDir, errors.Unwrap(err))
+	}
 	return o.checkCheckpointDir()
 }
 

@@ -162,7 +162,9 @@ func TestOptionsThatCannotBeAreRefused(t *testing.T) {
 		"provider's options": {service.Options{ProviderOptions: map[string]string{"roce": "gid=3"}}, `unknown provider "roce"`},
 		"NICs without RDMA": {service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"}, NICs: []string{"mlx5_9"}},
 			"mlx5_9 need provider ibv, and only tcp"},
-		"checkpoints": {service.Options{CheckpointDir: "/dev/null/checkpoints"}, `checkpoint directory "/dev/null/checkpoints"`},
+		"checkpoints":         {service.Options{CheckpointDir: "/dev/null/checkpoints"}, `checkpoint directory "/dev/null/checkpoints"`},
+		"missing manifests":   {service.Options{DataDir: "/no/dir"}, "--data-dir /no/dir: no such file or directory: name the folder"},
+		"manifests in a file": {service.Options{DataDir: "service_test.go"}, "--data-dir service_test.go: not a directory: name"},
 		"option of provider": {service.Options{Listen: "127.0.0.1:0", Providers: []string{"tcp"},
 			ProviderOptions: map[string]string{"tcp": "colour=red"}}, "colour"},
 	} {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"os/signal"
 	"syscall"
 	"text/tabwriter"
@@ -30,11 +31,21 @@ their job's name, with their rank. An aggregator deals rows to the workers of it
 With --journal the service writes down what it deals, and goes on from there when it is started again, even if it was killed:
 workers repeat their last call. A machine that loses power may lose the last second. --replay deals each worker the batches
 that a journal recorded for it: a run in which fast workers took more can be made again with the same bits.`,
-		Example: `  rackweave data serve --journal /var/lib/rackweave/rows.journal
+		Example: `  rackweave data serve --journal rows.journal
   rackweave data serve --listen :7078 --data-dir /srv/manifests --journal rows.journal
   rackweave data serve --replay rows.journal`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			read, _ := os.Stat(o.Beside.Replay)
+			written, _ := os.Stat(o.Beside.Journal)
+			switch b := o.Beside; {
+			case b.LeaseTimeout < service.LeastLease:
+				return fmt.Errorf("--lease-timeout %v: use %v or more", b.LeaseTimeout, service.LeastLease)
+			case b.JournalBytes < 4096:
+				return fmt.Errorf("--journal-bytes %d: use 4096 or more", b.JournalBytes)
+			case os.SameFile(read, written):
+				return fmt.Errorf("--journal %s: --replay reads it: name another file", b.Journal)
+			}
 			log := newPatientLog(cmd.ErrOrStderr())
 			defer log.Close()
 			if o.Log, err = logger(log, logLevel, asJSON); err != nil {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -76,6 +77,20 @@ func TestDataServeGoesOnFromItsJournal(t *testing.T) {
 		http.DefaultClient.CloseIdleConnections()
 		stop()
 	}
-	fails(t, []string{"data", "serve", "--lease-timeout", "1ms"}, "lease timeout of 1ms: use 10s or more")
+	dir := t.TempDir()
+	linked := filepath.Join(dir, "link")
+	if err := os.Symlink(journal, linked); err != nil {
+		t.Fatal(err)
+	}
+	for want, args := range map[string][]string{
+		"--lease-timeout 1ms: use 10s or more":      {"--lease-timeout", "1ms"},
+		"--lease-timeout 0s: use 10s or more":       {"--lease-timeout", "0"},
+		"--journal-bytes 4095: use 4096 or more":    {"--journal-bytes", "4095"},
+		"link: --replay reads it: name another":     {"--replay", journal, "--journal", linked},
+		"its folder is missing: make it first":      {"--journal", filepath.Join(dir, "none", "journal")},
+		"none: no such file or directory: name the": {"--data-dir", filepath.Join(dir, "none")},
+	} {
+		fails(t, append([]string{"data", "serve", "--listen", "127.0.0.1:0"}, args...), want)
+	}
 	fails(t, []string{"data", "serve", "--replay", filepath.Join(t.TempDir(), "none")}, "no such file")
 }

@@ -450,8 +450,13 @@ func TestJournalsThatAreDamagedAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := NewBeside("", testTimeout, path, 1<<30, "")
-	if err == nil || !strings.Contains(err.Error(), "another service writes it") {
+	if err == nil || !strings.Contains(err.Error(), "another service writes it: end that one") ||
+		strings.Contains(err.Error(), "unavailable") {
 		t.Errorf("two services with a journal: %v", err)
+	}
+	_, err = NewBeside("", testTimeout, filepath.Join(path, "..", "none", "journal"), 1<<30, "")
+	if err == nil || !strings.Contains(err.Error(), "none/journal: its folder is missing: make it first") {
+		t.Errorf("a journal in a folder that is missing: %v", err)
 	}
 	b.Close()
 	whole, err := os.ReadFile(path)

@@ -53,7 +53,9 @@ type journal struct {
 // killed process has left torn is cut off: nobody has got the answer to it.
 func openJournal(path string, most int64, redo func(*event) error) (*journal, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NONBLOCK, 0o600)
-	if err != nil {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, errors.New("its folder is missing: make it first")
+	} else if err != nil {
 		return nil, err
 	}
 	j := &journal{file: f, most: most}
@@ -64,7 +66,9 @@ func openJournal(path string, most int64, redo func(*event) error) (*journal, er
 		err = errors.New("not a regular file: name another")
 	default:
 		if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-			err = fmt.Errorf("another service writes it: %w", err)
+			if errors.Is(err, syscall.EWOULDBLOCK) {
+				err = errors.New("another service writes it: end that one, or name another file")
+			}
 			break
 		}
 		if j.size, err = redoAll(f, redo); err == nil {
