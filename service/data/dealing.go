@@ -229,7 +229,7 @@ func (s *Server) openManifest(name string) (*manifest.Manifest, error) {
 	path := filepath.Join(s.Dir, name)
 	switch info, err := os.Lstat(path); {
 	case err != nil:
-		return nil, fmt.Errorf("manifest %q: %w in the service's folder", name, errors.Unwrap(err))
+		return nil, fmt.Errorf("manifest %q: %w in the service's folder, which its --data-dir names", name, errors.Unwrap(err))
 	case !info.Mode().IsRegular():
 		return nil, fmt.Errorf("manifest %q is not a regular file: copy it into the folder", name)
 	}
