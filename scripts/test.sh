@@ -48,7 +48,7 @@ at_leisure() {
 # What only computes, and neither waits nor measures.
 computing() {
 	$make lint
-	$make test-sanitized ONLY='%/aggregate %/cgo/kernel'
+	$make test-sanitized ONLY=%/cgo/kernel
 	$make test-packages ONLY='%/lab/simrack %/study/learn'
 }
 
@@ -72,7 +72,7 @@ step "race detector"
 $make test-race
 
 step "sanitizers"
-$make test-sanitized BUT='%/aggregate %/cgo/kernel'
+$make test-sanitized BUT=%/cgo/kernel
 
 step "python"
 $make --jobs=2 --output-sync=target test-python
