@@ -507,7 +507,8 @@ func TestCapturesOfThreadsAreThoseOfStoppedRuns(t *testing.T) {
 				}
 				for k := range have {
 					if e, same := racktest.SameBits(have[k], ref.W[k]); !same {
-						t.Errorf("capture %d: tensor %d, element %d after step %d is %v, plain Go says %v", i, k, e, step, have[k][e], ref.W[k][e])
+						t.Errorf("capture %d: tensor %d, element %d after step %d is %v, plain Go says %v", i, k, e, step, have[k][e],
+							ref.W[k][e])
 					}
 				}
 			}

@@ -41,7 +41,7 @@ type Dealer interface {
 	Done(worker int, upTo uint64) error
 	// Lose takes back what a worker holds. Its numbers begin again with 1.
 	Lose(worker int)
-	// Epoch returns the epoch with which a worker begins, or that it is in.
+	// Epoch returns the epoch of a worker's next batch.
 	Epoch(worker int) uint64
 	// State returns what a new Dealer goes on from: what nobody has applied is dealt again.
 	State() (State, error)

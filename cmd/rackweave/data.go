@@ -38,7 +38,7 @@ func dataCommand() *cobra.Command {
 type shardFlags struct {
 	h                manifest.Header
 	out, groups      string
-	features, others []string // others have not as many rows as the label
+	features, others []string // others have another number of rows than the label
 	k, pca           int
 }
 
@@ -80,7 +80,8 @@ Memory does not grow with the number of rows. The first row has number 0.`,
 			return nil, nil, err
 		}
 		if len(f.others) > 0 {
-			fmt.Fprintf(cmd.ErrOrStderr(), "left out, for the label %q has %d rows: %s\n", f.h.Label, f.h.Rows, strings.Join(f.others, ", "))
+			fmt.Fprintf(cmd.ErrOrStderr(), "left out, because the label %q has %d rows: %s\n", f.h.Label, f.h.Rows,
+				strings.Join(f.others, ", "))
 		}
 		return showManifest(f.out, false)
 	})
@@ -117,7 +118,7 @@ func (f *shardFlags) shard(input string, step func(stage string, done float64) e
 	for _, read := range []string{input, f.groups} {
 		a, aErr := os.Stat(read)
 		if b, err := os.Stat(f.out); aErr == nil && err == nil && os.SameFile(a, b) {
-			return fmt.Errorf("--out %s: it is a file that is read: name another file", f.out)
+			return fmt.Errorf("--out %s: it is an input: name another file", f.out)
 		}
 	}
 	t, err := table.Open(input)

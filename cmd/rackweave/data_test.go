@@ -182,7 +182,7 @@ func TestInputsThatCannotBeDividedAreNamed(t *testing.T) {
 	}
 }
 
-// Arrays that have not as many rows as the label are named, beside what is printed.
+// Arrays with another number of rows than the label are named on standard error.
 func TestArraysOfOtherRowsAreNamed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "in.npz")
 	f, err := os.Create(path)
@@ -202,8 +202,8 @@ func TestArraysOfOtherRowsAreNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ args, want string }{
-		{"--label y", "left out, for the label \"y\" has 3 rows: \"z\" has 5 rows\n"},
-		{"--label y --how aware --k 1", "left out, for the label \"y\" has 3 rows: \"z\" has 5 rows\n"},
+		{"--label y", "left out, because the label \"y\" has 3 rows: \"z\" has 5 rows\n"},
+		{"--label y --how aware --k 1", "left out, because the label \"y\" has 3 rows: \"z\" has 5 rows\n"},
 		{"--label y --how aware --k 1 --features x", ""},
 	} {
 		var out, errs bytes.Buffer

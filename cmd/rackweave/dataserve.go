@@ -62,7 +62,8 @@ that a journal recorded for it: a run in which fast workers took more can be mad
 	f.StringVar(&o.Beside.Journal, "journal", "", "file for what is dealt, to go on from; if empty, what is dealt is lost with the service")
 	f.Int64Var(&o.Beside.JournalBytes, "journal-bytes", 1<<30, "most bytes of the journal; a full one deals nothing")
 	f.StringVar(&o.Beside.Replay, "replay", "", "journal of a run whose batches are dealt again")
-	f.DurationVar(&o.Beside.LeaseTimeout, "lease-timeout", time.Minute, "how long a worker may not call before its rows are dealt to others; at least 10s")
+	f.DurationVar(&o.Beside.LeaseTimeout, "lease-timeout", time.Minute,
+		"how long a worker may not call before its rows are dealt to others; at least 10s")
 	f.StringVar(&o.TLSCert, "tls-cert", "", "certificate file, PEM")
 	f.StringVar(&o.TLSKey, "tls-key", "", "key file, PEM")
 	f.BoolVar(&o.Insecure, "insecure", false, "serve other hosts without TLS and tokens")

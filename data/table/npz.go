@@ -111,7 +111,7 @@ func (a *array) numbers(to []float64) error {
 	case a.h.Kind == 'O':
 		return errors.New("it is an array of objects: save numbers or fixed-width strings")
 	case a.decode == nil:
-		return fmt.Errorf("an element of type %c%d is %w that is read (integers, f4 and f8 are): convert it", a.h.Kind, a.h.Size, ErrNumber)
+		return fmt.Errorf("an element of type %c%d is %w that can be read: convert it to an integer, f4 or f8", a.h.Kind, a.h.Size, ErrNumber)
 	case a.h.Fortran && len(to) > 1:
 		return errors.New("it lies column by column: numpy.ascontiguousarray turns it")
 	}

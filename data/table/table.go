@@ -175,7 +175,7 @@ func (t *Table) Unchanged() error {
 // Rows are the values of some columns in all rows.
 type Rows struct {
 	Width  int      // numbers of a row
-	Others []string // columns that are not features, because they have not as many rows as the label
+	Others []string // columns that are left out, because they have another number of rows than the label
 	table  *Table
 	chosen []int // columns, the label first
 	label  bool

@@ -244,7 +244,7 @@ func parquetOfOpaque() []byte {
 	return b.Bytes()
 }
 
-// Columns that cannot be read do not hinder those that can.
+// A column that cannot be read does not prevent others from being read.
 func TestColumnsBesideOpaqueOnesAreRead(t *testing.T) {
 	f, err := open(t, t.TempDir(), "in.parquet", parquetOfOpaque())
 	if err != nil {

@@ -134,7 +134,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     first = args.ways[0]
     if dist.get_rank() == 0:
-        print(f"{dist.get_world_size()} workers, torch {torch.__version__}, {args.rounds} rounds by turns; ms per step, times {first}'s")
+        print(f"{dist.get_world_size()} workers, torch {torch.__version__}, {args.rounds} rounds by turns")
+        print(f"ms per step, and over {first}'s")
         print(f"{'network':>10} {'MB':>6} {first:>9} " + " ".join(f"{way:>16}" for way in args.ways[1:]), flush=True)
     for name in args.networks:
         megabytes = 4e-6 * sum(p.numel() for p in NETWORKS[name][0]().parameters())

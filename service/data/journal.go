@@ -173,7 +173,7 @@ func (j *journal) sync() {
 
 // fail refuses all later calls. j is locked.
 func (j *journal) fail(err error) {
-	j.broken = fmt.Errorf("%w: %w: remedy that, and restart the service", ErrJournal, err)
+	j.broken = fmt.Errorf("%w: %w: correct that, and restart the service", ErrJournal, err)
 }
 
 func (j *journal) close() error {

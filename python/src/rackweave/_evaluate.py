@@ -193,7 +193,8 @@ def _messages(control: Control, request: Dict[str, Any]) -> Iterator[Dict[str, A
         raise WaitTimeoutError(f"Capture: the aggregator at {control.address} is silent for {_SILENCE:g} s") from None
     except http.client.IncompleteRead:
         raise ServerLostError(
-            f"Capture: the aggregator at {control.address} ended it: was this process suspended? Readers that read nothing are cut off"
+            f"Capture: the aggregator at {control.address} ended it: was this process suspended? "
+            "A reader that reads nothing is cut off"
         ) from None
     except (OSError, http.client.HTTPException) as e:
         raise lost(e, f"Capture: the connection to the aggregator at {control.address} broke: {e}") from None

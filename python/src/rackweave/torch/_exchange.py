@@ -19,7 +19,7 @@ from ._rows import Table
 
 NONFINITE = ("ignore", "count", "refuse")
 
-_TOGETHER = 256 << 10  # bytes of gradients that are submitted together, because a call takes as long as half of that
+_TOGETHER = 256 << 10  # bytes of small gradients that wait for each other, because each submission costs 0.1 ms
 
 
 _APPLY = torch.autograd.function.BackwardCFunction.apply.__code__
